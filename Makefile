@@ -1,0 +1,43 @@
+# make demo   the environment, then the main job (a table and a picture in out/)
+# make test   the environment, then every test
+# make check  format, lint and types
+# Each does nothing when nothing has changed since it last succeeded; `make -B NAME` runs it all the same.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed.stamp
+TESTED := $(VENV)/tested.stamp
+SOURCES := $(shell find primal_attention tests examples benchmarks docs -name '*.py' -o -name '*.md') README.md pyproject.toml Makefile
+DEMO := out/kernel_svd_of_digits.png
+
+.PHONY: demo test check format clean
+demo: $(DEMO)
+	@echo "The picture is $(DEMO)."
+test: $(TESTED)
+	@echo "All tests passed on these sources."
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(DEMO): $(INSTALLED) $(shell find primal_attention examples -name '*.py')
+	$(BIN)/python examples/kernel_svd_of_digits.py --out $@
+
+$(TESTED): $(INSTALLED) $(SOURCES)
+	$(BIN)/python -m pytest
+	touch $@
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) out build dist
