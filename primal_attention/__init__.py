@@ -1,1 +1,8 @@
+"""Attention as a kernel machine: Primal-Attention, its objectives and its contract."""
+
+from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention
+from primal_attention.objectives import ksvd_loss, record_ksvd
+
 __version__ = "0.1.0.dev0"
+
+__all__ = ["ATTENTIONS", "PrimalAttention", "build_attention", "ksvd_loss", "record_ksvd"]

@@ -1,0 +1,21 @@
+"""Attention layers [B, N, D] -> [B, N, D] and the registry that builds them by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from primal_attention.attention.options import check_choice
+from primal_attention.attention.primal import PrimalAttention
+
+ATTENTIONS: dict[str, type[nn.Module]] = {"primal": PrimalAttention}
+
+
+def build_attention(name: str, dim: int, num_heads: int, **options: Any) -> nn.Module:
+    """The mechanism of that name; an option it does not have is a TypeError."""
+    check_choice("name", name, ATTENTIONS)
+    return ATTENTIONS[name](dim, num_heads, **options)
+
+
+__all__ = ["ATTENTIONS", "PrimalAttention", "build_attention"]

@@ -1,0 +1,70 @@
+"""From queries and keys to the two sides of the kernel, ready for the ops.
+
+Letters: B batch, N tokens, H heads, C head dim, P feature dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from primal_attention.feature_maps import (
+    FeatureMap,
+    FeatureMapSpec,
+    feature_map_pair,
+    normaliser,
+)
+from primal_attention.ops.chunks import masked
+
+
+class Side(NamedTuple):
+    """Queries or keys z [B, N, H, C] and the name of the fixed map that makes features of them.
+
+    Where the layer's map is a module, z holds its features already and the name is ``identity``.
+    """
+
+    z: Tensor
+    feature_map: str
+
+
+class FeaturePair(nn.Module):
+    """The maps g_q and g_k, shared or not, with the normaliser of Remark 4.1 where they have it."""
+
+    def __init__(self, spec: FeatureMapSpec, head_dim: int):
+        super().__init__()
+        pair = feature_map_pair(spec, head_dim)
+        self.names = [one if isinstance(one, str) else "identity" for one in (pair[0], pair[-1])]
+        self.maps = nn.ModuleList(one for one in pair if isinstance(one, FeatureMap))
+        self._is_module = [isinstance(one, FeatureMap) for one in (pair[0], pair[-1])]
+        self.normalised = any(one.normalised for one in self.maps)
+        dims = [one.feature_dim for one in pair if isinstance(one, FeatureMap)]
+        self.feature_dim: int = dims[0] if dims else head_dim
+
+    def queries(self, q: Tensor) -> Side:
+        """The side phi_q of the queries."""
+        return Side(self.maps[0](q) if self._is_module[0] else q, self.names[0])
+
+    def keys(self, k: Tensor) -> Side:
+        """The side phi_k of the keys."""
+        return Side(self.maps[-1](k) if self._is_module[1] else k, self.names[1])
+
+    def key_sum(self, keys: Side, token_mask: Tensor | None) -> Tensor | None:
+        """Sum of the key features over the real tokens, [B, 1, H, P]; None without normaliser."""
+        return masked(keys.z, token_mask).sum(1, keepdim=True) if self.normalised else None
+
+    def running_key_sum(
+        self, keys: Side, token_mask: Tensor | None, before: Tensor | None
+    ) -> Tensor | None:
+        """The same up to each token, [B, N, H, P]."""
+        if not self.normalised:
+            return None
+        sums = masked(keys.z, token_mask).cumsum(1)
+        return sums if before is None else sums + before[:, None]
+
+    def normalise(self, queries: Side, keys: Side, key_sum: Tensor | None) -> tuple[Side, Side]:
+        """Both sides of the same tokens divided by the square root of D-hat."""
+        if key_sum is None:
+            return queries, keys
+        factor = normaliser(queries.z, key_sum).rsqrt()
+        return Side(queries.z * factor, "identity"), Side(keys.z * factor, "identity")

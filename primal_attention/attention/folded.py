@@ -1,0 +1,142 @@
+"""A Primal layer with static weights, folded for inference into two matrices.
+
+    y = [Phi_q, Phi_k] M + b       M stacks A_e O and A_r O of all heads
+
+with A_e = w_e C_e of one head and O that head's rows of the output projection: the score
+projection, the weights and the output projection become one matrix, q and k another.
+
+Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from primal_attention.attention.causal import PrimalState, mean_sides
+from primal_attention.attention.features import FeaturePair, Side
+from primal_attention.attention.masks import check_mask, check_tokens, zero_padding
+from primal_attention.feature_maps import FIXED_MAPS
+from primal_attention.precision import accumulate
+
+
+class FoldedPrimalAttention(nn.Module):
+    """What :meth:`PrimalAttention.fold` returns; it has no training behaviour and no statistics."""
+
+    def __init__(
+        self,
+        qk_proj: nn.Linear,  # D -> 2 D: queries, then keys
+        features: FeaturePair,
+        out_proj: nn.Linear,  # 2 H P (or H P for one side of the scores) -> D
+        *,
+        num_heads: int,
+        scores: str,
+        initial_state: PrimalState | None,  # of one sequence; None where not causal
+    ):
+        super().__init__()
+        self.qk_proj, self.features, self.out_proj = qk_proj, features, out_proj
+        self.dim, self.num_heads, self.scores = out_proj.out_features, num_heads, scores
+        self._initial_state = initial_state
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def causal(self) -> bool:
+        """Whether each token sees only itself and those before it."""
+        return self._initial_state is not None
+
+    def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
+        """Attention outputs [B, N, D], as the layer that was folded gives them."""
+        return self._run(x, None, token_mask)[0]
+
+    def init_state(self, batch_size: int) -> PrimalState:
+        """The state before the first token."""
+        if self._initial_state is None:
+            raise ValueError("init_state needs a layer folded with causal=True")
+        device = self.qk_proj.weight.device
+        return PrimalState(
+            *(t.to(device).expand(batch_size, *t.shape[1:]) for t in self._initial_state)
+        )
+
+    def prefill(
+        self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
+    ) -> tuple[Tensor, PrimalState]:
+        """Outputs of the tokens x that follow the state, and the state after them."""
+        y, after = self._run(x, state or self.init_state(x.shape[0]), token_mask)
+        assert after is not None
+        return y, after
+
+    def step(self, x_t: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
+        """One token [B, D]."""
+        y, state = self.prefill(x_t[:, None], state)
+        return y[:, 0], state
+
+    def _run(
+        self, x: Tensor, state: PrimalState | None, token_mask: Tensor | None
+    ) -> tuple[Tensor, PrimalState | None]:
+        check_tokens("x", x, self.dim)
+        check_mask("token_mask", token_mask, x)
+        qk = self.qk_proj(zero_padding(x, token_mask))
+        q, k = rearrange(qk, "b n (side h c) -> side b n h c", side=2, h=self.num_heads)
+        if self.causal:
+            state = self.init_state(x.shape[0]) if state is None else state
+            sides, state = mean_sides(self.features, q, k, state, token_mask)
+            queries, keys = sides.queries, sides.keys
+        else:
+            queries, keys = self.features.queries(q), self.features.keys(k)
+            key_sum = self.features.key_sum(keys, token_mask)
+            queries, keys = self.features.normalise(queries, keys, key_sum)
+        output = {"both": (queries, keys), "e": (queries,), "r": (keys,)}[self.scores]
+        phi = torch.cat([_features(side).flatten(2) for side in output], dim=-1)
+        return zero_padding(self.out_proj(phi.to(x.dtype)), token_mask), state
+
+
+def _features(side: Side) -> Tensor:
+    return FIXED_MAPS[side.feature_map].forward(accumulate(side.z))
+
+
+@torch.no_grad()
+def fold_static(
+    q_proj: nn.Linear,
+    k_proj: nn.Linear,
+    out_proj: nn.Linear,
+    features: FeaturePair,
+    weights: tuple[Tensor, Tensor],  # w_e, w_r [H, P, S]
+    score_maps: tuple[Tensor | None, Tensor | None],  # C_e, C_r [S, C]
+    score_bias: Tensor | None,  # [C]
+    initial_state: PrimalState | None,
+) -> FoldedPrimalAttention:
+    """Fold the parts of a layer with static weights; computed in at least float32."""
+    H = weights[0].shape[0]
+    out_weight = rearrange(accumulate(out_proj.weight), "d (h c) -> h c d", h=H)
+    stacked = [
+        rearrange(accumulate(w) @ accumulate(c) @ out_weight, "h p d -> (h p) d")
+        for w, c in zip(weights, score_maps, strict=True)
+        if c is not None
+    ]
+    bias = accumulate(out_proj.bias) if out_proj.bias is not None else torch.zeros(())
+    if score_bias is not None:
+        bias = bias + accumulate(score_bias) @ out_weight.sum(0)
+    sides = "".join(side for side, c in zip("er", score_maps, strict=True) if c is not None)
+    return FoldedPrimalAttention(
+        _linear(
+            torch.cat([q_proj.weight, k_proj.weight]),
+            None if q_proj.bias is None else torch.cat([q_proj.bias, k_proj.bias]),
+        ),
+        deepcopy(features),
+        _linear(torch.cat(stacked).mT.to(q_proj.weight.dtype), bias.to(q_proj.weight.dtype)),
+        num_heads=H,
+        scores="both" if sides == "er" else sides,
+        initial_state=initial_state,
+    )
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach().clone().contiguous())
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach().expand(weight.shape[0]).clone())
+    return linear

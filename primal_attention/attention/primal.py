@@ -1,0 +1,462 @@
+"""Primal-Attention as a layer.
+
+Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions,
+M landmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from primal_attention.attention.causal import (
+    PrimalState,
+    causal_sides,
+    last_count,
+    mean_sides,
+    scan_both_sides,
+)
+from primal_attention.attention.features import FeaturePair, Side
+from primal_attention.attention.folded import FoldedPrimalAttention, fold_static
+from primal_attention.attention.masks import check_mask, check_tokens, num_tokens, zero_padding
+from primal_attention.attention.options import (
+    check_choice,
+    check_heads,
+    check_probabilities,
+    check_sizes,
+)
+from primal_attention.attention.released import read_released
+from primal_attention.attention.statistics import KSVDRecorder, ksvd_statistics
+from primal_attention.attention.weights import (
+    ProjectionWeights,
+    dual_moment,
+    sampled_weights,
+    token_mean,
+)
+from primal_attention.feature_maps import FeatureMapSpec
+from primal_attention.ops.landmarks import landmarks
+from primal_attention.ops.primal import PrimalResult, gram, primal_attention
+from primal_attention.precision import accumulate, accumulation_dtype
+
+
+class _Pass(NamedTuple):
+    """One run over a sequence, up to the output projection."""
+
+    out: Tensor  # [B, N, H, C]
+    weights: ProjectionWeights
+    gram_q: Tensor  # [B, H, P, P]; empty unless asked for
+    gram_k: Tensor
+
+
+class PrimalAttention(KSVDRecorder):
+    r"""Self-attention as the singular value decomposition of its kernel, in the primal.
+
+    $o_i = \mathrm{score\_proj}([e_i; r_i])$ with $e_i = W_{e|X}^\top \phi_q(x_i)$ and
+    $r_i = W_{r|X}^\top \phi_k(x_i)$, eq. (9) of Chen et al. 2023: linear in the number of tokens.
+
+    Args:
+        dim: Model dimension D, a multiple of ``num_heads``.
+        num_heads: Number of heads H.
+        num_directions: Number s of singular directions of each head.
+        weights: Where $W_{e|X}, W_{r|X}$ come from.
+            ``"sampled"``: the paper's data-dependent weights $X'^\top w_e$ from M landmarks X' of
+            the layer's input, evenly spaced over the real tokens.
+            ``"static"``: parameters alone (F_X the identity). Then a token sees no other token
+            unless ``causal``: the layer is position-wise.
+            ``"dual"``: the stationarity conditions of eq. (14), $W_{e|X} = \Phi_k^\top H_r / n$ and
+            $W_{r|X} = \Phi_q^\top H_e / n$ with H_e, H_r projected from the input.
+        max_tokens: Upper bound of M; longer inputs are sampled.
+        samples_per_direction: M is this many times ``num_directions``.
+        landmark_dropout: In training, drops whole landmarks with this probability.
+        landmark_jitter: In training, moves landmarks within so many landmark spacings.
+        feature_map: ``cosine``, ``exponential``, ``elu``, ``relu``, ``identity``, a
+            :class:`~primal_attention.feature_maps.FeatureMap`, or a pair (queries, keys) of these.
+        causal: Each token sees itself and those before it. With static weights q and k become
+            running means; dual weights are means up to the token; sampled weights cannot be causal.
+        scores: What is output, ``both``, ``e`` or ``r``; the objectives always use both.
+        dropout: Probability of dropout after the output projection.
+        bias: Whether the projections have a bias.
+    """
+
+    def __init__(  # noqa: PLR0913 - each option is a line of the docstring above
+        self,
+        dim: int,
+        num_heads: int,
+        num_directions: int = 32,
+        *,
+        weights: str = "sampled",
+        max_tokens: int | None = None,
+        samples_per_direction: int = 10,
+        landmark_dropout: float = 0.0,
+        landmark_jitter: float = 0.0,
+        feature_map: FeatureMapSpec = "cosine",
+        causal: bool = False,
+        scores: str = "both",
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
+        super().__init__()
+        self.head_dim = check_heads(dim, num_heads)
+        check_sizes(
+            num_directions=num_directions,
+            samples_per_direction=samples_per_direction,
+            max_tokens=max_tokens,
+        )
+        check_choice("weights", weights, ("static", "sampled", "dual"))
+        check_choice("scores", scores, ("both", "e", "r"))
+        check_probabilities(landmark_dropout=landmark_dropout, dropout=dropout)
+        if not landmark_jitter >= 0:
+            raise ValueError(f"landmark_jitter must not be negative, got {landmark_jitter}")
+        if causal and weights == "sampled":
+            raise ValueError(
+                "causal=True does not go with weights='sampled': landmarks show every token the "
+                "future; use weights='static' or weights='dual'"
+            )
+        self.dim, self.num_heads, self.num_directions = dim, num_heads, num_directions
+        self.weights, self.causal, self.scores = weights, causal, scores
+        self.landmark_dropout, self.landmark_jitter = landmark_dropout, landmark_jitter
+        self.dropout = dropout
+        self.features = FeaturePair(feature_map, self.head_dim)
+        if weights == "sampled" and self.features.feature_dim != self.head_dim:
+            raise ValueError(
+                f"weights='sampled' needs a feature_map with as many features as head dimensions, "
+                f"got {self.features.feature_dim} features and head_dim {self.head_dim}"
+            )
+        wanted = num_directions * samples_per_direction
+        self.num_landmarks = wanted if max_tokens is None else min(wanted, max_tokens)
+
+        self.q_proj = nn.Linear(dim, dim, bias=bias)
+        self.k_proj = nn.Linear(dim, dim, bias=bias)
+        if weights == "dual":
+            self.h_proj = nn.Linear(dim, 2 * num_heads * num_directions, bias=bias)
+        else:
+            rows = self.num_landmarks if weights == "sampled" else self.features.feature_dim
+            self.w_e = nn.Parameter(torch.empty(num_heads, rows, num_directions))
+            self.w_r = nn.Parameter(torch.empty(num_heads, rows, num_directions))
+        self.raw_lambda = nn.Parameter(torch.empty(num_heads, num_directions))
+        sides = 2 if scores == "both" else 1
+        self.score_proj = nn.Linear(sides * num_directions, self.head_dim, bias=bias)
+        self.out_proj = nn.Linear(dim, dim, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw w_e, w_r (orthogonal over the heads, as released) and Lambda, uniform in (0, 1)."""
+        if self.weights != "dual":
+            nn.init.orthogonal_(self.w_e)
+            nn.init.orthogonal_(self.w_r)
+        self.lambda_diag = torch.rand_like(self.raw_lambda)
+
+    @property
+    def lambda_diag(self) -> Tensor:
+        """The diagonal of Lambda, positive, [H, S]."""
+        return F.softplus(accumulate(self.raw_lambda))
+
+    @lambda_diag.setter
+    def lambda_diag(self, value: Tensor) -> None:
+        if value.shape != self.raw_lambda.shape:
+            raise ValueError(
+                f"lambda_diag must have shape {list(self.raw_lambda.shape)}, "
+                f"got {list(value.shape)}"
+            )
+        if not value.is_meta and not bool((value >= 0).all()):
+            raise ValueError(f"lambda_diag must not be negative, got {value.min().item():.3g}")
+        with torch.no_grad():
+            value = accumulate(value).clamp(min=1e-12)
+            self.raw_lambda.copy_(value + torch.log(-torch.expm1(-value)))
+
+    @classmethod
+    def from_released(
+        cls, state_dict: Mapping[str, Tensor], *, dropout: float = 0.0
+    ) -> PrimalAttention:
+        """The layer with the parameters of one layer trained with the authors' released code.
+
+        Whether it samples, or is causal with static weights, follows from the parameter names.
+        """
+        released = read_released(state_dict)
+        w_e = released.parameters["w_e"]
+        H, M, S = w_e.shape
+        layer = cls(
+            released.parameters["q_proj.weight"].shape[1],
+            H,
+            S,
+            weights="static" if released.causal else "sampled",
+            causal=released.causal,
+            max_tokens=M,
+            samples_per_direction=-(-M // S),
+            dropout=dropout,
+        ).to(w_e)
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                if name != "raw_lambda":
+                    parameter.copy_(released.parameters.get(name, torch.zeros(())))
+        layer.lambda_diag = released.lambda_diag
+        return layer
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        token_mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attention outputs [B, N, D] of x [B, N, D], zero at padded positions.
+
+        Masks are bool [B, N], True at real tokens. With a context (sampled and dual weights only)
+        the landmarks and the key side of the kernel come from it.
+        """
+        self._check_inputs(x, context, token_mask, context_mask)
+        if self.causal:
+            run, _ = self._causal(x, None, token_mask, grams=self.training)
+        else:
+            run = self._bidirectional(x, context, token_mask, context_mask)
+        if self.training:
+            # Before the output projection: a sharded layer gathers its parameters again when the
+            # gradient of its output arrives, and these nodes must run after that.
+            keys = (x, token_mask) if context is None else (context, context_mask)
+            dtype = run.gram_q.dtype
+            counts = num_tokens(x, token_mask, dtype), num_tokens(*keys, dtype)
+            parameters = None if self.weights == "dual" else (self.w_e, self.w_r)
+            grams = run.gram_q, run.gram_k
+            self.record(ksvd_statistics(run.weights, parameters, self.lambda_diag, grams, counts))
+        return self._output(run.out, token_mask)
+
+    def init_state(self, batch_size: int) -> PrimalState:
+        """The state before the first token of ``batch_size`` sequences."""
+        self._check_causal("init_state")
+        weight, P = self.q_proj.weight, self.features.feature_dim
+        side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
+
+        def zeros(*shape: int) -> Tensor:
+            dtype = accumulation_dtype(weight.dtype)
+            return torch.zeros(batch_size, *shape, dtype=dtype, device=weight.device)
+
+        key_sum = zeros(self.num_heads, P if self.features.normalised else 0)
+        sides = zeros(self.num_heads, *side), zeros(self.num_heads, *side)
+        return PrimalState(*sides, zeros(), key_sum)
+
+    def prefill(
+        self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
+    ) -> tuple[Tensor, PrimalState]:
+        """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
+        self._check_causal("prefill")
+        self._check_inputs(x, None, token_mask, None)
+        run, state = self._causal(x, state, token_mask, grams=False)
+        return self._output(run.out, token_mask), state
+
+    def step(self, x_t: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
+        """Output [B, D] of the next token x_t [B, D], in time that does not grow."""
+        y, state = self.prefill(x_t[:, None], state)
+        return y[:, 0], state
+
+    def fold(self) -> FoldedPrimalAttention:
+        """An inference module with the static weights folded into two matrices."""
+        if self.weights != "static":
+            raise ValueError(
+                f"fold needs weights='static', got {self.weights!r}, which depend on the input"
+            )
+        return fold_static(
+            self.q_proj,
+            self.k_proj,
+            self.out_proj,
+            self.features,
+            (self.w_e, self.w_r),
+            self._score_maps(),
+            self.score_proj.bias,
+            self.init_state(1) if self.causal else None,
+        )
+
+    def extra_repr(self) -> str:
+        """The sizes and choices, for printing."""
+        return (
+            f"{self.dim}, {self.num_heads}, {self.num_directions}, weights={self.weights!r}, "
+            f"causal={self.causal}, scores={self.scores!r}"
+        )
+
+    def _bidirectional(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        token_mask: Tensor | None,
+        context_mask: Tensor | None,
+    ) -> _Pass:
+        x = zero_padding(x, token_mask)
+        source, source_mask = x, token_mask
+        if context is not None:
+            source, source_mask = zero_padding(context, context_mask), context_mask
+        key_sum = self._key_sum(source, source_mask)
+        queries, keys = self._sides(x, key_sum)
+        source_keys = keys if context is None else self._keys(source, key_sum)
+        weights = self._weights_given(x, token_mask, queries, source, source_mask, source_keys)
+        grams = self.training, self.training and context is None
+        result = self._attend(queries, keys, weights, token_mask, grams)
+        gram_k = result.gram_k
+        if self.training and context is not None:
+            gram_k = _gram(source_keys, source_mask)
+        return _Pass(result.out, weights, result.gram_q, gram_k)
+
+    def _causal(
+        self, x: Tensor, state: PrimalState | None, token_mask: Tensor | None, *, grams: bool
+    ) -> tuple[_Pass, PrimalState]:
+        state = self.init_state(x.shape[0]) if state is None else state
+        x = zero_padding(x, token_mask)
+        q, k = self._heads(self.q_proj(x)), self._heads(self.k_proj(x))
+        if self.weights == "static":
+            sides, state = mean_sides(self.features, q, k, state, token_mask)
+            weights = ProjectionWeights(self.w_e, self.w_r)
+            result = self._attend(sides.queries, sides.keys, weights, token_mask, (grams, grams))
+            return _Pass(result.out, weights, result.gram_q, result.gram_k), state
+        sides = causal_sides(self.features, q, k, state, token_mask)
+        h_e, h_r = self._dual_variables(x)
+        out = scan_both_sides(
+            sides, h_e, h_r, state, self._score_maps(), self.score_proj.bias, token_mask
+        )
+        state = PrimalState(
+            state.q_side + dual_moment(sides.queries, h_e, token_mask),
+            state.k_side + dual_moment(sides.keys, h_r, token_mask),
+            last_count(sides.counts, q),
+            sides.key_sum,
+        )
+        weights = ProjectionWeights(
+            token_mean(state.k_side, state.num_tokens), token_mean(state.q_side, state.num_tokens)
+        )
+        gram_q, gram_k = (
+            _gram(side, token_mask) if grams else q.new_empty(0)
+            for side in (sides.queries, sides.keys)
+        )
+        return _Pass(out, weights, gram_q, gram_k), state
+
+    def _weights_given(
+        self,
+        x: Tensor,
+        token_mask: Tensor | None,
+        queries: Side,
+        source: Tensor,
+        source_mask: Tensor | None,
+        source_keys: Side,
+    ) -> ProjectionWeights:
+        """Weights given the sequences: W_e from the keys' side, W_r from the queries' (eq. 14)."""
+        if self.weights == "static":
+            return ProjectionWeights(self.w_e, self.w_r)
+        if self.weights == "sampled":
+            x_sampled = landmarks(
+                source,
+                self.num_landmarks,
+                token_mask=source_mask,
+                dropout=self.landmark_dropout if self.training else 0.0,
+                jitter=self.landmark_jitter if self.training else 0.0,
+            )
+            return sampled_weights(x_sampled, self.w_e, self.w_r)
+        h_e, h_r = self._dual_variables(x)
+        if source is not x:
+            _, h_r = self._dual_variables(source)
+        dtype = accumulation_dtype(x.dtype)
+        w_e = dual_moment(source_keys, h_r, source_mask)
+        w_r = dual_moment(queries, h_e, token_mask)
+        return ProjectionWeights(
+            token_mean(w_e, num_tokens(source, source_mask, dtype)),
+            token_mean(w_r, num_tokens(x, token_mask, dtype)),
+        )
+
+    def _attend(
+        self,
+        queries: Side,
+        keys: Side,
+        weights: ProjectionWeights,
+        token_mask: Tensor | None,
+        grams: tuple[bool, bool],
+    ) -> PrimalResult:
+        return primal_attention(
+            queries.z,
+            keys.z,
+            weights.e,
+            weights.r,
+            *self._score_maps(),
+            self.score_proj.bias,
+            token_mask=token_mask,
+            map_q=queries.feature_map,
+            map_k=keys.feature_map,
+            gram_q=grams[0],
+            gram_k=grams[1],
+        )
+
+    def _output(self, out: Tensor, token_mask: Tensor | None) -> Tensor:
+        y = self.out_proj(rearrange(out, "b n h c -> b n (h c)"))
+        return zero_padding(F.dropout(y, self.dropout, self.training), token_mask)
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
+
+    def _key_sum(self, source: Tensor, source_mask: Tensor | None) -> Tensor | None:
+        """What D-hat of a normalised map is made of; None for the other maps."""
+        if not self.features.normalised:
+            return None
+        return self.features.key_sum(
+            self.features.keys(self._heads(self.k_proj(source))), source_mask
+        )
+
+    def _sides(self, x: Tensor, key_sum: Tensor | None) -> tuple[Side, Side]:
+        queries = self.features.queries(self._heads(self.q_proj(x)))
+        keys = self.features.keys(self._heads(self.k_proj(x)))
+        return self.features.normalise(queries, keys, key_sum)
+
+    def _keys(self, source: Tensor, key_sum: Tensor | None) -> Side:
+        if self.features.normalised:
+            return self._sides(source, key_sum)[1]
+        return self.features.keys(self._heads(self.k_proj(source)))
+
+    def _dual_variables(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """H_e and H_r at each token, [B, N, H, S]."""
+        pattern = "b n (side h s) -> side b n h s"
+        h_e, h_r = rearrange(self.h_proj(x), pattern, side=2, h=self.num_heads)
+        return h_e, h_r
+
+    def _score_maps(self) -> tuple[Tensor | None, Tensor | None]:
+        """The parts C_e, C_r [S, C] of the score projection; None where a side is not output."""
+        weight = self.score_proj.weight.mT
+        if self.scores == "both":
+            c_e, c_r = weight.chunk(2)
+            return c_e, c_r
+        return (weight, None) if self.scores == "e" else (None, weight)
+
+    def _check_inputs(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        token_mask: Tensor | None,
+        context_mask: Tensor | None,
+    ) -> None:
+        check_tokens("x", x, self.dim)
+        check_mask("token_mask", token_mask, x)
+        if context is None:
+            if context_mask is not None:
+                raise ValueError("context_mask was given without a context")
+            return
+        check_tokens("context", context, self.dim)
+        check_mask("context_mask", context_mask, context)
+        if context.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"context must have the batch size {x.shape[0]} of x, got {context.shape[0]}"
+            )
+        if self.causal:
+            raise ValueError(
+                "a context does not go with causal=True: it has no order relative to x"
+            )
+        if self.weights == "static":
+            raise ValueError(
+                "a context does not go with weights='static', which never look at it; "
+                "use weights='sampled' or weights='dual'"
+            )
+
+    def _check_causal(self, method: str) -> None:
+        if not self.causal:
+            raise ValueError(f"{method} needs a layer built with causal=True")
+
+
+def _gram(side: Side, token_mask: Tensor | None) -> Tensor:
+    return gram(side.z, token_mask=token_mask, feature_map=side.feature_map)

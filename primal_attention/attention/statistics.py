@@ -1,0 +1,93 @@
+"""What a Primal layer leaves behind for the objectives, and when.
+
+Letters: B batch, H heads, P feature dim, S directions, M landmarks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from einops import einsum
+from torch import Tensor, nn
+
+from primal_attention.attention.weights import ProjectionWeights
+from primal_attention.precision import accumulate, without_autocast
+
+
+class KSVDStatistics(NamedTuple):
+    """All that a KSVD objective needs of one forward pass of one layer.
+
+    Everything is computed inside the forward pass and is no parameter itself, because a sharded
+    layer gives its parameters back right after it.
+    """
+
+    gram_q: Tensor  # [B, H, P, P] = Phi_q^T Phi_q over the real tokens
+    gram_k: Tensor  # [B, H, P, P]
+    w_e_given_x: Tensor  # [B, H, P, S] or [H, P, S]
+    w_r_given_x: Tensor
+    x_sampled: Tensor | None  # [B, H, M, P] = F_X; None where F_X is the identity
+    trace: Tensor  # [H] or [B, H]: Tr(W_e^T W_r)
+    lambda_diag: Tensor  # [H, S]
+    num_queries: Tensor  # [B]: real tokens behind gram_q
+    num_keys: Tensor  # [B]: real tokens behind gram_k
+    averaged: bool  # J averages over tokens (dual weights) instead of summing
+    with_gradients: bool  # taken with gradients enabled
+
+
+def ksvd_statistics(
+    weights: ProjectionWeights,
+    parameters: tuple[Tensor, Tensor] | None,  # w_e, w_r; None for dual weights
+    lambda_diag: Tensor,
+    grams: tuple[Tensor, Tensor],
+    counts: tuple[Tensor, Tensor],
+) -> KSVDStatistics:
+    """Gather the statistics of one forward pass.
+
+    The trace term is that of the parameters. Dual weights have none: theirs is the trace of the
+    weights given the data, and J averages over tokens, so that J = 0 at the SVD with Lambda = n /
+    sigma.
+    """
+    gram_q, gram_k = grams
+    with without_autocast(gram_q.device):
+        if parameters is None:
+            trace = einsum(weights.e, weights.r, "b h p s, b h p s -> b h")
+        else:
+            w_e, w_r = (accumulate(w) for w in parameters)
+            trace = einsum(w_e, w_r, "h m s, h m s -> h")
+    return KSVDStatistics(
+        gram_q,
+        gram_k,
+        weights.e.to(gram_q.dtype, copy=True),
+        weights.r.to(gram_q.dtype, copy=True),
+        weights.x_sampled,
+        trace,
+        lambda_diag,
+        *counts,
+        averaged=parameters is None,
+        with_gradients=torch.is_grad_enabled(),
+    )
+
+
+class KSVDRecorder(nn.Module):
+    """A layer that keeps the statistics of its training passes.
+
+    The latest pass is kept; all of them while ``keep_all_runs`` is set, which is for
+    ``record_ksvd`` to do. A pass that activation checkpointing repeats during the backward pass is
+    no new one and is not kept.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ksvd_runs: list[KSVDStatistics] = []
+        self.keep_all_runs = False
+
+    def record(self, statistics: KSVDStatistics) -> None:
+        """Keep the statistics of the current forward pass."""
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            return
+        self.ksvd_runs = [*self.ksvd_runs, statistics] if self.keep_all_runs else [statistics]
+
+    def __getstate__(self) -> dict[str, object]:
+        # Statistics belong to a running graph: a copied or pickled layer starts without them.
+        return {**self.__dict__, "ksvd_runs": [], "keep_all_runs": False}

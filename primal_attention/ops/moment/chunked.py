@@ -1,0 +1,90 @@
+r"""The moment in pieces: phi is recomputed in the backward pass, z and the values are kept.
+
+With $M = \sum_i \phi_i h_i^\top$: $d\phi_i = dM\, h_i$ and $dh_i = dM^\top \phi_i$.
+
+Letters: B batch, N tokens, H heads, C head dim, P features, S values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from einops import einsum
+from torch import Tensor
+
+from primal_attention.feature_maps import FIXED_MAPS
+from primal_attention.ops.chunks import masked, token_chunks
+from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.moment import reference
+from primal_attention.precision import accumulate, accumulation_dtype, exact
+
+
+def moment(
+    z: Tensor,  # [B, N, H, C]
+    values: Tensor,  # [B, N, H, S]
+    *,
+    token_mask: Tensor | None = None,  # [B, N], True = real token
+    feature_map: str = "cosine",
+) -> Tensor:
+    """The same values as the reference, [B, H, P, S]."""
+    result: Tensor = _forward(z, values, token_mask, feature_map)
+    return result
+
+
+@torch.library.custom_op("primal_attention::moment_forward", mutates_args=())
+@exact
+def _forward(z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str) -> Tensor:
+    total = _empty_output(z, values).zero_()
+    for piece in token_chunks(z):
+        mask = None if token_mask is None else token_mask[:, piece]
+        phi = masked(FIXED_MAPS[feature_map].forward(accumulate(z[:, piece])), mask)
+        total += einsum(phi, accumulate(values[:, piece]), "b n h p, b n h s -> b h p s")
+    return total
+
+
+def _empty_output(z: Tensor, values: Tensor, *options: Any) -> Tensor:
+    B, _, H, P = z.shape
+    return z.new_empty((B, H, P, values.shape[-1]), dtype=accumulation_dtype(z.dtype))
+
+
+@torch.library.custom_op("primal_attention::moment_backward", mutates_args=())
+@exact
+def _backward(
+    z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str, d_moment: Tensor
+) -> tuple[Tensor, Tensor]:
+    dz, d_values = _empty_gradients(z, values)
+    function = FIXED_MAPS[feature_map]
+    for piece in token_chunks(z):
+        mask = None if token_mask is None else token_mask[:, piece]
+        z_piece = accumulate(z[:, piece])
+        phi = masked(function.forward(z_piece), mask)
+        d_phi = einsum(accumulate(values[:, piece]), d_moment, "b n h s, b h p s -> b n h p")
+        dz[:, piece] = function.vjp(z_piece, masked(d_phi, mask))
+        d_values[:, piece] = einsum(phi, d_moment, "b n h p, b h p s -> b n h s")
+    return dz, d_values
+
+
+def _empty_gradients(z: Tensor, values: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(z), torch.empty_like(values)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.feature_map = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, d_moment: Tensor) -> tuple[Tensor | None, ...]:
+    z, values, token_mask = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        options = {"token_mask": token_mask, "feature_map": ctx.feature_map}
+        grads = differentiable_gradients(
+            lambda z, values: [reference.moment(z, values, **options)], [z, values], [d_moment]
+        )
+        return (*grads, None, None)
+    return (*_backward(z, values, token_mask, ctx.feature_map, d_moment), None, None)
+
+
+torch.library.register_fake("primal_attention::moment_forward", _empty_output)
+torch.library.register_fake("primal_attention::moment_backward", _empty_gradients)
+torch.library.register_autograd("primal_attention::moment_forward", _gradients, setup_context=_save)

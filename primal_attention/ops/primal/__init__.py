@@ -1,0 +1,6 @@
+"""Primal-Attention of one layer: outputs and Gram matrices from queries, keys and weights."""
+
+from primal_attention.ops.primal.chunked import gram, primal_attention
+from primal_attention.ops.primal.reference import PrimalResult
+
+__all__ = ["PrimalResult", "gram", "primal_attention"]

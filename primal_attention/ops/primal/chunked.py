@@ -1,0 +1,229 @@
+"""Primal-Attention in the collapsed form, in pieces, with its own backward pass.
+
+The scores are linear in the features, so neither they nor their concatenation need exist:
+
+    out = phi_q A_e + phi_k A_r + b        A_e = W_{e|X} C_e,  A_r = W_{r|X} C_r
+
+Only q and k are kept; phi is recomputed piece by piece. README.md derives the backward pass.
+
+Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from einops import einsum
+from torch import Tensor
+
+from primal_attention.feature_maps import FIXED_MAPS
+from primal_attention.ops.chunks import masked, token_chunks
+from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.primal.reference import PrimalResult
+from primal_attention.precision import accumulate, accumulation_dtype, exact
+
+
+@exact
+def primal_attention(
+    q: Tensor,  # [B, N, H, C]
+    k: Tensor,  # [B, N, H, C]
+    w_e_given_x: Tensor,  # [B, H, P, S] or [H, P, S]
+    w_r_given_x: Tensor,
+    c_e: Tensor | None,  # [S, C]: the output map's part for e; None where e is not output
+    c_r: Tensor | None,
+    bias: Tensor | None = None,  # [C]
+    *,
+    token_mask: Tensor | None = None,  # [B, N], True = real token
+    map_q: str = "cosine",
+    map_k: str = "cosine",
+    gram_q: bool = True,
+    gram_k: bool = True,
+) -> PrimalResult:
+    """The same values as the reference; a Gram matrix that is not wanted comes back empty."""
+    a_e = None if c_e is None else accumulate(w_e_given_x) @ accumulate(c_e)  # [..., P, C]
+    a_r = None if c_r is None else accumulate(w_r_given_x) @ accumulate(c_r)
+    return PrimalResult(*_forward(q, k, a_e, a_r, bias, token_mask, map_q, map_k, gram_q, gram_k))
+
+
+def gram(z: Tensor, *, token_mask: Tensor | None = None, feature_map: str = "cosine") -> Tensor:
+    """Phi^T Phi [B, H, P, P] of queries or keys z [B, N, H, C] over the real tokens."""
+    gram_z: Tensor
+    _, gram_z, _ = _forward(z, None, None, None, None, token_mask, feature_map, "", True, False)
+    return gram_z
+
+
+class _Side(NamedTuple):
+    """Queries or keys, with what is done to their features."""
+
+    z: Tensor | None
+    a: Tensor | None  # [B, H, P, C] or [H, P, C]
+    feature_map: str
+
+
+@torch.library.custom_op("primal_attention::primal_forward", mutates_args=())
+@exact
+def _forward(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    gram_q: bool,
+    gram_k: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, *grams = _empty_outputs(q, k, a_e, a_r, bias, token_mask, map_q, map_k, gram_q, gram_k)
+    for gram_z in grams:
+        gram_z.zero_()
+    for piece in token_chunks(q):
+        mask = None if token_mask is None else token_mask[:, piece]
+        total = None if bias is None else accumulate(bias)
+        for side, gram_z in zip((_Side(q, a_e, map_q), _Side(k, a_r, map_k)), grams, strict=True):
+            if side.z is None or (side.a is None and not gram_z.numel()):
+                continue
+            phi = masked(FIXED_MAPS[side.feature_map].forward(accumulate(side.z[:, piece])), mask)
+            if gram_z.numel():
+                gram_z += einsum(phi, phi, "b n h p, b n h o -> b h p o")
+            if side.a is not None:
+                part = _project(phi, side.a)
+                total = part if total is None else part.add_(total)
+        if total is not None and out.numel():
+            out[:, piece] = masked(total, mask)
+    return out, grams[0], grams[1]
+
+
+def _empty_outputs(
+    q: Tensor, k: Tensor | None, a_e: Tensor | None, a_r: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    B, N, H, P = q.shape
+    a = a_e if a_e is not None else a_r
+    out = q.new_empty(0 if a is None else (B, N, H, a.shape[-1]))
+    dtype = accumulation_dtype(q.dtype)
+    *_, gram_q, gram_k = options
+    grams = [q.new_empty((B, H, P, P) if gram else (0,), dtype=dtype) for gram in (gram_q, gram_k)]
+    return out, grams[0], grams[1]
+
+
+@torch.library.custom_op("primal_attention::primal_backward", mutates_args=())
+@exact
+def _backward(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    d_out: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, a_e, a_r and bias; empty where there is no such input."""
+    dq, dk, da_e, da_r, d_bias = (grad.zero_() for grad in _empty_gradients(q, k, a_e, a_r, bias))
+    sides = (
+        (_Side(q, a_e, map_q), d_gram_q, dq, da_e),
+        (_Side(k, a_r, map_k), d_gram_k, dk, da_r),
+    )
+    for piece in token_chunks(q):
+        mask = None if token_mask is None else token_mask[:, piece]
+        d_piece = None if d_out is None else masked(accumulate(d_out[:, piece]), mask)
+        if bias is not None and d_piece is not None:
+            d_bias += d_piece.sum((0, 1, 2))
+        for side, d_gram, dz, da in sides:
+            if side.z is not None:
+                dz[:, piece] = _side_backward(side, piece, mask, d_piece, d_gram, da)
+    return dq, dk, da_e, da_r, d_bias
+
+
+def _side_backward(
+    side: _Side,
+    piece: slice,
+    mask: Tensor | None,
+    d_piece: Tensor | None,
+    d_gram: Tensor | None,
+    da: Tensor,
+) -> Tensor:
+    """Gradient of one piece of z; adds to the gradient da of the side's projection."""
+    assert side.z is not None
+    feature_map = FIXED_MAPS[side.feature_map]
+    z = accumulate(side.z[:, piece])
+    phi = masked(feature_map.forward(z), mask)
+    d_phi = torch.zeros_like(phi) if d_gram is None else _project(phi, d_gram + d_gram.mT)
+    if side.a is not None and d_piece is not None:
+        d_phi += _project(d_piece, side.a.mT)
+        axes = "b n h p, b n h c -> h p c" if side.a.ndim == 3 else "b n h p, b n h c -> b h p c"
+        da += einsum(phi, d_piece, axes)
+    return feature_map.vjp(z, masked(d_phi, mask))
+
+
+def _empty_gradients(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, da_e, da_r, d_bias = (
+        q.new_empty(0) if x is None else torch.empty_like(x) for x in (q, k, a_e, a_r, bias)
+    )
+    return dq, dk, da_e, da_r, d_bias
+
+
+def _project(phi: Tensor, a: Tensor) -> Tensor:
+    axes = "b n h p, h p c -> b n h c" if a.ndim == 3 else "b n h p, b h p c -> b n h c"
+    return einsum(phi, a, axes)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.map_q, ctx.map_k, ctx.gram_q, ctx.gram_k = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, token_mask = ctx.saved_tensors
+    maps = token_mask, ctx.map_q, ctx.map_k
+    grads: list[Tensor | None]
+    if torch.is_grad_enabled():
+        grads = differentiable_gradients(lambda q, *x: _whole(q, *x, *maps), tensors, d_outputs)
+    else:
+        computed = _backward(*tensors, *maps, *d_outputs)
+        grads = [None if x is None else d for x, d in zip(tensors, computed, strict=True)]
+    return (*grads, *[None] * 5)
+
+
+@exact
+def _whole(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The collapsed form in one piece, differentiable as often as one likes."""
+    out = q.new_zeros(()) if bias is None else accumulate(bias)
+    grams = []
+    for z, a, name in ((q, a_e, map_q), (k, a_r, map_k)):
+        if z is None:
+            grams.append(q.new_empty(0))
+            continue
+        phi = masked(FIXED_MAPS[name].forward(accumulate(z)), token_mask)
+        grams.append(einsum(phi, phi, "b n h p, b n h o -> b h p o"))
+        if a is not None:
+            out = out + _project(phi, a)
+    if out.ndim == 4:
+        out = masked(out, token_mask)
+    return out.to(q.dtype), grams[0], grams[1]
+
+
+torch.library.register_fake("primal_attention::primal_forward", _empty_outputs)
+torch.library.register_fake("primal_attention::primal_backward", _empty_gradients)
+torch.library.register_autograd("primal_attention::primal_forward", _gradients, setup_context=_save)

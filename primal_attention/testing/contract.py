@@ -1,0 +1,101 @@
+"""`check_attention`: run every clause of the attention contract against a module."""
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from primal_attention.testing.clauses import CLAUSES, Clause
+from primal_attention.testing.findings import Findings, NotApplicable
+from primal_attention.testing.report import ClauseResult, ContractError, Report, Status
+from primal_attention.testing.subject import Subject, isolated
+
+_LONGEST_TEXT = 160
+
+
+def check_attention(
+    layer_or_factory: nn.Module | Callable[[], nn.Module],
+    *,
+    causal: bool = False,
+    dim: int | None = None,
+) -> Report:
+    """Hold an attention module to the contract of this library.
+
+    The module maps `[B, N, D]` to `[B, N, D]` by
+    `forward(x, context=None, *, token_mask=None, context_mask=None)`, where the masks are bool
+    `[B, N]` with True at real tokens. Only copies are run; the caller's module and random numbers
+    stay as they are, the caches of `torch.compile` are emptied.
+
+    A module may opt out of clauses by the attribute `contract_exemptions`, a dict from the name of
+    the clause to the reason, which the report shows.
+
+    Args:
+        layer_or_factory: A module, or a function without arguments that builds one. With a
+            function the state dict is also loaded into a newly built module.
+        causal: Whether the module claims to be causal; adds the clauses on causality and decoding.
+        dim: The number of channels of a token, where neither an attribute `dim` of the module nor
+            its first `nn.Linear` tells it.
+
+    Returns:
+        The report, in which no clause failed.
+
+    Raises:
+        ContractError: If a clause is broken; the message is the whole report.
+        ValueError: If `dim` is needed, the module cannot be copied, or an exemption names no
+            clause.
+        TypeError: If `layer_or_factory` is neither a module nor builds one.
+    """
+    with isolated():
+        subject = Subject(layer_or_factory, causal=causal, dim=dim)
+        exemptions = _checked(subject.exemptions)
+        results = tuple(_examine(clause, subject, exemptions) for clause in CLAUSES)
+    report = Report(subject.name, results)
+    if not report.passed:
+        raise ContractError(report)
+    return report
+
+
+def _checked(exemptions: Mapping[str, str]) -> Mapping[str, str]:
+    names = [clause.name for clause in CLAUSES]
+    for name, reason in exemptions.items():
+        if name not in names:
+            raise ValueError(
+                f"contract_exemptions names the clause {name!r}, which does not exist; choose from "
+                f"{', '.join(names)}"
+            )
+        if not (isinstance(reason, str) and reason.strip()):
+            raise ValueError(
+                f"contract_exemptions[{name!r}] must state a reason as text, got {reason!r}"
+            )
+    return exemptions
+
+
+def _examine(clause: Clause, subject: Subject, exemptions: Mapping[str, str]) -> ClauseResult:
+    if clause.name in exemptions:
+        return _without_numbers(clause, Status.EXEMPT, exemptions[clause.name])
+    try:
+        findings = clause.check(subject)
+    except NotApplicable as reason:
+        return _without_numbers(clause, Status.NOT_APPLICABLE, str(reason))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        return _without_numbers(clause, Status.FAILED, text)
+    return _result(clause, findings)
+
+
+def _without_numbers(clause: Clause, status: Status, text: str) -> ClauseResult:
+    detail = _first_line(text)
+    return ClauseResult(clause.name, status, None, None, at_least=False, detail=detail)
+
+
+def _result(clause: Clause, findings: Findings) -> ClauseResult:
+    worst, broken = findings.worst(), findings.broken()
+    status = Status.FAILED if broken else Status.PASSED
+    detail = f"broken by {worst.what}" if broken else findings.detail
+    if len(broken) > 1:
+        detail += f" and {len(broken) - 1} more of {len(findings.observations)} observations"
+    return ClauseResult(clause.name, status, worst.value, worst.bound, worst.at_least, detail)
+
+
+def _first_line(text: str) -> str:
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}..."

@@ -1,0 +1,297 @@
+r"""`KernelSVD`: the leading singular vectors of a kernel matrix between two large sets of points.
+
+The estimator follows scikit-learn's conventions without needing scikit-learn. Only the exact
+solver forms the N x T kernel matrix K; the others see it one block of rows at a time. They share
+one subspace iteration on $K^\top K$, which needs K once a step, since the rows of a block give
+their part of both $K V$ and $K^\top(K V)$; they differ in where it starts.
+
+Legend: N points X (queries), T points Z (keys), S directions, L >= S columns iterated.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from primal_attention.theory.kernels import KERNELS, Kernel
+from primal_attention.theory.ksvd import fix_signs
+
+Points = ArrayLike | Tensor
+Array = NDArray[Any] | Tensor
+KernelFunction = Callable[[Any, Any], Any]
+SOLVERS = ("auto", "exact", "randomized", "nystrom")
+EXACT_ENTRIES = 2**22  # largest kernel matrix that solver="auto" decomposes as a whole
+
+
+class NotFittedError(ValueError, AttributeError):
+    """`transform` was called before `fit`."""
+
+
+class KernelSVD:
+    r"""Singular value decomposition of an asymmetric kernel, eq. (7) of Chen et al. 2023.
+
+    Finds $K H_r = H_e\Sigma$, $K^\top H_e = H_r\Sigma$ for $K_{ij} = \kappa(x_i, z_j)$.
+    New points have the scores $e(x) = \sum_j\kappa(x, z_j)h_{r_j}$ and
+    $r(z) = \sum_i\kappa(x_i, z)h_{e_i}$ of eq. (8), which need no feature map.
+
+    Args:
+        n_directions: The number S of singular triplets.
+        kernel: A name in `KERNELS`, one of their objects, or a function (X, Z) -> matrix of
+            shape [len(X), len(Z)]; it is given NumPy arrays where `fit` was, else tensors.
+        kernel_params: Keyword arguments of the named kernel or of the function.
+        solver: "exact" decomposes the whole matrix; "randomized" iterates from random columns;
+            "nystrom" from the asymmetric Nyström approximation of n_landmarks points of each
+            set; "auto" is exact for at most 4 million entries and nystrom above.
+        n_landmarks: The number of landmarks, at most all points of a set.
+        n_iter: Steps of the subspace iteration. 0 leaves the Nyström approximation as it is.
+        oversampling: Columns iterated beyond n_directions.
+        block_size: Rows of the kernel matrix held at a time.
+        random_state: Seed of the random columns or landmarks; None draws a new one.
+
+    Attributes:
+        singular_values_: [S], decreasing.
+        left_vectors_: H_e, [N, S]; the largest entry of each column is positive.
+        right_vectors_: H_r, [T, S].
+        solver_: The solver that was used.
+        n_features_in_: The number of coordinates of X.
+
+    Examples:
+        >>> X, Z = torch.randn(300, 5), torch.randn(200, 5)
+        >>> e, r = KernelSVD(8, kernel="rbf", random_state=0).fit(X, Z).transform(X, Z)
+        >>> e.shape, r.shape
+        (torch.Size([300, 8]), torch.Size([200, 8]))
+    """
+
+    def __init__(  # noqa: PLR0913 - a public constructor, keyword-only
+        self,
+        n_directions: int = 32,
+        *,
+        kernel: str | Kernel | KernelFunction = "rbf",
+        kernel_params: dict[str, Any] | None = None,
+        solver: str = "auto",
+        n_landmarks: int = 1000,
+        n_iter: int = 6,
+        oversampling: int = 32,
+        block_size: int = 1024,
+        random_state: int | None = None,
+    ) -> None:
+        self.n_directions = n_directions
+        self.kernel = kernel
+        self.kernel_params = kernel_params
+        self.solver = solver
+        self.n_landmarks = n_landmarks
+        self.n_iter = n_iter
+        self.oversampling = oversampling
+        self.block_size = block_size
+        self.random_state = random_state
+
+    def fit(self, X: Points, Z: Points | None = None) -> Self:
+        """Decompose the kernel matrix between X [N, D] and Z, which is X where it is None."""
+        x_points, self._numpy_kernel = _points("X", X), not isinstance(X, Tensor)
+        z_points = x_points if Z is None else _points("Z", Z)
+        dtype = torch.promote_types(x_points.dtype, z_points.dtype)
+        self._x_points, self._z_points = x_points.to(dtype), z_points.to(dtype)
+        self.n_features_in_ = x_points.shape[1]
+        self.solver_ = self._choose_solver(len(x_points), len(z_points))
+        self._check_parameters(len(x_points), len(z_points))
+        left, singular_values, right = self._solve(self._matrix(self._x_points, self._z_points))
+        left, right = fix_signs(left[:, : self.n_directions], right[:, : self.n_directions])
+        self.left_vectors_, self.right_vectors_ = _as_given(X, left), _as_given(X, right)
+        self.singular_values_ = _as_given(X, singular_values[: self.n_directions])
+        return self
+
+    def transform(self, X: Points, Z: Points | None = None) -> Array | tuple[Array, Array]:
+        """The scores e of X, [len(X), S]; with Z the pair of e and the scores r of Z."""
+        if not hasattr(self, "singular_values_"):
+            raise NotFittedError("This KernelSVD is not fitted yet; call fit first")
+        x_points = _points("X", X, like=self._x_points)
+        h_e, h_r = torch.as_tensor(self.left_vectors_), torch.as_tensor(self.right_vectors_)
+        e_scores = _as_given(X, self._matrix(x_points, self._z_points).matmul(h_r))
+        if Z is None:
+            return e_scores
+        z_points = _points("Z", Z, like=self._z_points)
+        r_scores = self._matrix(self._x_points, z_points).transposed_matmul(h_e)
+        return e_scores, _as_given(Z, r_scores)
+
+    def fit_transform(self, X: Points, Z: Points | None = None) -> Array | tuple[Array, Array]:
+        """`fit`, then `transform` of the same points."""
+        return self.fit(X, Z).transform(X, Z)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments; `deep` is there for scikit-learn."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change constructor arguments by name."""
+        if unknown := params.keys() - self.get_params().keys():
+            raise ValueError(f"KernelSVD has no parameters named {sorted(unknown)}")
+        vars(self).update(params)
+        return self
+
+    def _solve(self, matrix: "_KernelMatrix") -> "_Triplets":
+        """The leading triplets, perhaps more of them than asked for."""
+        if self.solver_ == "exact":
+            return _svd(_finite(torch.cat([entries for _, entries in matrix.blocks()])))
+        generator = torch.Generator()
+        seed = generator.seed() if self.random_state is None else int(self.random_state)
+        generator.manual_seed(seed)
+        columns = min(self.n_directions + self.oversampling, *matrix.shape)
+        if self.solver_ == "randomized":
+            start = torch.randn(matrix.shape[1], columns, generator=generator).to(matrix.Z)
+            return _subspace_iteration(matrix, start, self.n_iter)
+        nystrom = _nystrom(matrix, self.n_landmarks, columns, generator)
+        return _subspace_iteration(matrix, nystrom.right, self.n_iter) if self.n_iter else nystrom
+
+    def _matrix(self, X: Tensor, Z: Tensor) -> "_KernelMatrix":
+        params = self.kernel_params or {}
+        if isinstance(self.kernel, str):
+            return _KernelMatrix(KERNELS[self.kernel](**params), X, Z, self.block_size)
+        kernel: KernelFunction = self.kernel
+        takes_numpy = self._numpy_kernel and type(kernel) not in KERNELS.values()
+
+        def function(X: Tensor, Z: Tensor) -> Tensor:
+            points = (X.numpy(), Z.numpy()) if takes_numpy else (X, Z)
+            entries = torch.as_tensor(kernel(*points, **params)).to(Z)
+            if entries.shape != (len(X), len(Z)):
+                expected, shape = (len(X), len(Z)), tuple(entries.shape)
+                raise ValueError(f"kernel must return a matrix of shape {expected}, got {shape}")
+            return entries
+
+        return _KernelMatrix(function, X, Z, self.block_size)
+
+    def _choose_solver(self, N: int, T: int) -> str:
+        if self.solver not in SOLVERS:
+            raise ValueError(f"solver must be one of {SOLVERS}, got {self.solver!r}")
+        if self.solver != "auto":
+            return self.solver
+        return "exact" if N * T <= EXACT_ENTRIES else "nystrom"
+
+    def _check_parameters(self, N: int, T: int) -> None:
+        known = self.kernel in KERNELS if isinstance(self.kernel, str) else callable(self.kernel)
+        if not known:
+            names = tuple(KERNELS)
+            raise ValueError(f"kernel must be one of {names} or callable, got {self.kernel!r}")
+        _check_count("n_directions", self.n_directions, 1, min(N, T))
+        least = self.n_directions if self.solver_ == "nystrom" else 1
+        _check_count("n_landmarks", self.n_landmarks, least)
+        _check_count("n_iter", self.n_iter, 0)
+        _check_count("oversampling", self.oversampling, 0)
+        _check_count("block_size", self.block_size, 1)
+        if self.random_state is not None:
+            _check_count("random_state", self.random_state, 0)
+
+
+class _Triplets(NamedTuple):
+    left: Tensor  # [N, L]
+    singular_values: Tensor  # [L]
+    right: Tensor  # [T, L]
+
+
+class _KernelMatrix(NamedTuple):
+    """The N x T kernel matrix between two sets of points, known by blocks of rows."""
+
+    kernel: Callable[[Tensor, Tensor], Tensor]
+    X: Tensor  # [N, D]
+    Z: Tensor  # [T, D]
+    block_size: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.X), len(self.Z)
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Every slice of rows with its entries, [block_size, T]."""
+        for start in range(0, len(self.X), self.block_size):
+            rows = slice(start, start + self.block_size)
+            yield rows, self.kernel(self.X[rows], self.Z)
+
+    def matmul(self, columns: Tensor) -> Tensor:
+        """K V, [T, L] -> [N, L]."""
+        return _finite(torch.cat([entries @ columns for _, entries in self.blocks()]))
+
+    def transposed_matmul(self, columns: Tensor) -> Tensor:
+        """K^T U, [N, L] -> [T, L]."""
+        total = columns.new_zeros(len(self.Z), columns.shape[1])
+        for rows, entries in self.blocks():
+            total.addmm_(entries.T, columns[rows])
+        return _finite(total)
+
+    def gram_matmul(self, columns: Tensor) -> Tensor:
+        """K^T K V, [T, L] -> [T, L], with one look at K."""
+        total = torch.zeros_like(columns)
+        for _, entries in self.blocks():
+            total.addmm_(entries.T, entries @ columns)
+        return _finite(total)
+
+
+def _subspace_iteration(matrix: _KernelMatrix, start: Tensor, n_iter: int) -> _Triplets:
+    """Triplets of K from the span of the start's columns, [T, L], after n_iter steps of K^T K."""
+    basis = torch.linalg.qr(start).Q  # [T, L]
+    for _ in range(n_iter):
+        basis = torch.linalg.qr(matrix.gram_matmul(basis)).Q
+    image_basis, factor = torch.linalg.qr(matrix.matmul(basis))  # [N, L], [L, L]
+    left, singular_values, right = _svd(factor)
+    return _Triplets(image_basis @ left, singular_values, basis @ right)
+
+
+def _nystrom(
+    matrix: _KernelMatrix, n_landmarks: int, columns: int, generator: torch.Generator
+) -> _Triplets:
+    """The asymmetric Nyström approximation: landmarks of both sets, extended by eq. (8).
+
+    The singular values grow with the root of the number of points; the vectors are scaled to unit
+    length and only nearly orthogonal.
+    """
+    kernel, X, Z, _ = matrix
+    x_marks = X[torch.randperm(len(X), generator=generator)[:n_landmarks]]
+    z_marks = Z[torch.randperm(len(Z), generator=generator)[:n_landmarks]]
+    left, singular_values, right = _svd(_finite(kernel(x_marks, z_marks)))
+    growth = (len(X) * len(Z) / (len(x_marks) * len(z_marks))) ** 0.5
+    left_extended = matrix._replace(Z=z_marks).matmul(right[:, :columns])  # [N, L]
+    right_extended = matrix._replace(X=x_marks).transposed_matmul(left[:, :columns])  # [T, L]
+    left_unit, right_unit = (normalize(part, dim=0) for part in (left_extended, right_extended))
+    return _Triplets(left_unit, growth * singular_values[:columns], right_unit)
+
+
+def _svd(matrix: Tensor) -> _Triplets:
+    left, singular_values, right_t = torch.linalg.svd(matrix, full_matrices=False)
+    return _Triplets(left, singular_values, right_t.T)
+
+
+def _finite(values: Tensor) -> Tensor:
+    if not bool(values.isfinite().all()):
+        raise ValueError("kernel must return finite values for these points, got inf or nan")
+    return values
+
+
+def _check_count(name: str, value: int, least: int, most: float = float("inf")) -> None:
+    if not isinstance(value, int | np.integer) or not least <= value <= most:
+        bounds = f"between {least} and {most}" if most < float("inf") else f"at least {least}"
+        raise ValueError(f"{name} must be an integer, {bounds}, got {value!r}")
+
+
+def _as_given(points: Points, result: Tensor) -> Array:
+    return result if isinstance(points, Tensor) else result.numpy()
+
+
+def _points(name: str, points: Points, like: Tensor | None = None) -> Tensor:
+    """A checked copy of the points, [N, D], in float32 or float64; as `like` where given."""
+    copy = points.detach().clone() if isinstance(points, Tensor) else torch.tensor(np.array(points))
+    tensor = copy if copy.is_floating_point() else copy.to(torch.float64)
+    if tensor.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{name} must be float32 or float64, got {tensor.dtype}")
+    if tensor.ndim != 2 or tensor.numel() == 0:
+        raise ValueError(f"{name} must have shape [points, D], got {tuple(tensor.shape)}")
+    if not bool(tensor.isfinite().all()):
+        raise ValueError(f"{name} must be finite, got inf or nan")
+    if like is None:
+        return tensor
+    if tensor.shape[1] != like.shape[1]:
+        seen, got = like.shape[1], tensor.shape[1]
+        raise ValueError(f"{name} must have the {seen} coordinates seen by fit, got {got}")
+    return tensor.to(like)
