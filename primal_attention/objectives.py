@@ -16,7 +16,7 @@ from einops import einsum
 from torch import Tensor, nn
 
 from primal_attention.attention.options import check_choice
-from primal_attention.attention.statistics import KSVDRecorder, KSVDStatistics
+from primal_attention.attention.statistics import KSVDLayer, KSVDStatistics
 from primal_attention.precision import without_autocast
 
 
@@ -41,7 +41,7 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
     and their sequences averaged over.
     """
     check_choice("objective", objective, _OBJECTIVES)
-    layers = [layer for layer in model.modules() if isinstance(layer, KSVDRecorder)]
+    layers = [layer for layer in model.modules() if isinstance(layer, KSVDLayer)]
     if not layers:
         raise ValueError(f"ksvd_loss: {type(model).__name__} has no Primal layer")
     runs = [layer.ksvd_runs for layer in layers if layer.ksvd_runs]
@@ -67,7 +67,7 @@ def record_ksvd(model: nn.Module) -> Iterator[None]:
     For layers that run more than once in a step: two towers, shared layers. The passes stay kept
     after the block, until the layer next runs.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, KSVDRecorder)]
+    layers = [layer for layer in model.modules() if isinstance(layer, KSVDLayer)]
     before = [layer.keep_all_runs for layer in layers]
     for layer in layers:
         layer.keep_all_runs = True

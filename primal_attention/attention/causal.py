@@ -72,8 +72,8 @@ def scan_both_sides(
 ) -> Tensor:
     r"""Head outputs [B, N, H, C] with dual weights that are means over the tokens so far.
 
-    $e_t = \frac{1}{t} \sum_{\tau \le t} h_{r,\tau} \phi_q(x_t)^\top \phi_k(x_\tau)$, and r with the sides
-    exchanged. The values are mapped to the output before the scan, so the scores are not kept.
+    $e_t = \frac{1}{t} \sum_{\tau \le t} h_{r,\tau} \phi_q(x_t)^\top \phi_k(x_\tau)$, and r with the
+    sides exchanged. The values are mapped to the output before the scan: no score is kept.
     """
     c_e, c_r = score_maps
     queries, keys = sides.queries, sides.keys

@@ -37,6 +37,7 @@ class FeaturePair(nn.Module):
         self.names = [one if isinstance(one, str) else "identity" for one in (pair[0], pair[-1])]
         self.maps = nn.ModuleList(one for one in pair if isinstance(one, FeatureMap))
         self._is_module = [isinstance(one, FeatureMap) for one in (pair[0], pair[-1])]
+        self.has_modules = len(self.maps) > 0
         self.normalised = any(one.normalised for one in self.maps)
         dims = [one.feature_dim for one in pair if isinstance(one, FeatureMap)]
         self.feature_dim: int = dims[0] if dims else head_dim

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention.causal import PrimalState, mean_sides
 from primal_attention.attention.features import FeaturePair, Side
-from primal_attention.attention.masks import check_mask, check_tokens, zero_padding
+from primal_attention.attention.masks import check_inputs, zero_padding
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.precision import accumulate
 
@@ -28,7 +28,7 @@ class FoldedPrimalAttention(nn.Module):
 
     def __init__(
         self,
-        qk_proj: nn.Linear,  # D -> 2 D: queries, then keys
+        qk_proj: nn.Linear,  # D -> 2 D: queries, then keys; D -> D where one of them suffices
         features: FeaturePair,
         out_proj: nn.Linear,  # 2 H P (or H P for one side of the scores) -> D
         *,
@@ -39,6 +39,7 @@ class FoldedPrimalAttention(nn.Module):
         super().__init__()
         self.qk_proj, self.features, self.out_proj = qk_proj, features, out_proj
         self.dim, self.num_heads, self.scores = out_proj.out_features, num_heads, scores
+        self._num_sides = qk_proj.out_features // out_proj.out_features
         self._initial_state = initial_state
         self.requires_grad_(False)
         self.eval()
@@ -77,10 +78,11 @@ class FoldedPrimalAttention(nn.Module):
     def _run(
         self, x: Tensor, state: PrimalState | None, token_mask: Tensor | None
     ) -> tuple[Tensor, PrimalState | None]:
-        check_tokens("x", x, self.dim)
-        check_mask("token_mask", token_mask, x)
+        check_inputs(self.dim, x, None, token_mask, None)
         qk = self.qk_proj(zero_padding(x, token_mask))
-        q, k = rearrange(qk, "b n (side h c) -> side b n h c", side=2, h=self.num_heads)
+        pattern = "b n (side h c) -> side b n h c"
+        projected = rearrange(qk, pattern, side=self._num_sides, h=self.num_heads)
+        q, k = projected[0], projected[-1]  # the same where only one side is output
         if self.causal:
             state = self.init_state(x.shape[0]) if state is None else state
             sides, state = mean_sides(self.features, q, k, state, token_mask)
@@ -121,10 +123,15 @@ def fold_static(
     if score_bias is not None:
         bias = bias + accumulate(score_bias) @ out_weight.sum(0)
     sides = "".join(side for side, c in zip("er", score_maps, strict=True) if c is not None)
+    needed = [
+        projection
+        for projection, c in zip((q_proj, k_proj), score_maps, strict=True)
+        if c is not None or features.normalised
+    ]
     return FoldedPrimalAttention(
         _linear(
-            torch.cat([q_proj.weight, k_proj.weight]),
-            None if q_proj.bias is None else torch.cat([q_proj.bias, k_proj.bias]),
+            torch.cat([one.weight for one in needed]),
+            None if q_proj.bias is None else torch.cat([one.bias for one in needed]),
         ),
         deepcopy(features),
         _linear(torch.cat(stacked).mT.to(q_proj.weight.dtype), bias.to(q_proj.weight.dtype)),

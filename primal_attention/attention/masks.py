@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from primal_attention.precision import accumulation_dtype
 
 
 def check_tokens(name: str, x: Tensor, dim: int) -> None:
@@ -31,13 +35,47 @@ def check_mask(name: str, mask: Tensor | None, x: Tensor) -> None:
         )
 
 
+def check_inputs(
+    dim: int,
+    x: Tensor,
+    context: Tensor | None,
+    token_mask: Tensor | None,
+    context_mask: Tensor | None,
+) -> None:
+    """Raise unless the arguments of a layer's forward pass fit its dimension and each other."""
+    check_tokens("x", x, dim)
+    check_mask("token_mask", token_mask, x)
+    if context is None:
+        if context_mask is not None:
+            raise ValueError(f"context_mask {list(context_mask.shape)} was given without a context")
+        return
+    check_tokens("context", context, dim)
+    check_mask("context_mask", context_mask, context)
+    if context.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"context must have the batch size {x.shape[0]} of x, got {context.shape[0]}"
+        )
+
+
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     """The tokens [B, N, D] with zeros at the padded positions, whatever stood there."""
     return x if mask is None else torch.where(mask[:, :, None], x, 0.0)
 
 
-def num_tokens(x: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """How many real tokens each sequence has, [B]."""
-    if mask is None:
-        return torch.full((x.shape[0],), x.shape[1], dtype=dtype, device=x.device)
-    return mask.sum(1).to(dtype)
+class Tokens(NamedTuple):
+    """A batch of sequences whose padding has been zeroed."""
+
+    x: Tensor  # [B, N, D]
+    mask: Tensor | None  # [B, N], True at real tokens
+
+    def num_real(self) -> Tensor:
+        """How many real tokens each sequence has, [B], in the accumulation dtype."""
+        dtype = accumulation_dtype(self.x.dtype)
+        if self.mask is None:
+            return torch.full(self.x.shape[:1], self.x.shape[1], dtype=dtype, device=self.x.device)
+        return self.mask.sum(1).to(dtype)
+
+
+def real_tokens(x: Tensor, mask: Tensor | None) -> Tokens:
+    """The sequences with their padding zeroed."""
+    return Tokens(zero_padding(x, mask), mask)

@@ -23,7 +23,12 @@ from primal_attention.attention.causal import (
 )
 from primal_attention.attention.features import FeaturePair, Side
 from primal_attention.attention.folded import FoldedPrimalAttention, fold_static
-from primal_attention.attention.masks import check_mask, check_tokens, num_tokens, zero_padding
+from primal_attention.attention.masks import (
+    Tokens,
+    check_inputs,
+    real_tokens,
+    zero_padding,
+)
 from primal_attention.attention.options import (
     check_choice,
     check_heads,
@@ -31,7 +36,7 @@ from primal_attention.attention.options import (
     check_sizes,
 )
 from primal_attention.attention.released import read_released
-from primal_attention.attention.statistics import KSVDRecorder, ksvd_statistics
+from primal_attention.attention.statistics import KSVDLayer, ksvd_statistics
 from primal_attention.attention.weights import (
     ProjectionWeights,
     dual_moment,
@@ -41,7 +46,7 @@ from primal_attention.attention.weights import (
 from primal_attention.feature_maps import FeatureMapSpec
 from primal_attention.ops.landmarks import landmarks
 from primal_attention.ops.primal import PrimalResult, gram, primal_attention
-from primal_attention.precision import accumulate, accumulation_dtype
+from primal_attention.precision import accumulation_dtype
 
 
 class _Pass(NamedTuple):
@@ -53,7 +58,7 @@ class _Pass(NamedTuple):
     gram_k: Tensor
 
 
-class PrimalAttention(KSVDRecorder):
+class PrimalAttention(KSVDLayer):
     r"""Self-attention as the singular value decomposition of its kernel, in the primal.
 
     $o_i = \mathrm{score\_proj}([e_i; r_i])$ with $e_i = W_{e|X}^\top \phi_q(x_i)$ and
@@ -100,8 +105,7 @@ class PrimalAttention(KSVDRecorder):
         dropout: float = 0.0,
         bias: bool = True,
     ):
-        super().__init__()
-        self.head_dim = check_heads(dim, num_heads)
+        head_dim = check_heads(dim, num_heads)
         check_sizes(
             num_directions=num_directions,
             samples_per_direction=samples_per_direction,
@@ -117,15 +121,16 @@ class PrimalAttention(KSVDRecorder):
                 "causal=True does not go with weights='sampled': landmarks show every token the "
                 "future; use weights='static' or weights='dual'"
             )
-        self.dim, self.num_heads, self.num_directions = dim, num_heads, num_directions
+        super().__init__(num_heads, num_directions)
+        self.dim, self.head_dim = dim, head_dim
         self.weights, self.causal, self.scores = weights, causal, scores
         self.landmark_dropout, self.landmark_jitter = landmark_dropout, landmark_jitter
         self.dropout = dropout
-        self.features = FeaturePair(feature_map, self.head_dim)
-        if weights == "sampled" and self.features.feature_dim != self.head_dim:
+        self.features = FeaturePair(feature_map, head_dim)
+        if weights == "sampled" and self.features.feature_dim != head_dim:
             raise ValueError(
                 f"weights='sampled' needs a feature_map with as many features as head dimensions, "
-                f"got {self.features.feature_dim} features and head_dim {self.head_dim}"
+                f"got {self.features.feature_dim} features and {head_dim=}"
             )
         wanted = num_directions * samples_per_direction
         self.num_landmarks = wanted if max_tokens is None else min(wanted, max_tokens)
@@ -138,9 +143,8 @@ class PrimalAttention(KSVDRecorder):
             rows = self.num_landmarks if weights == "sampled" else self.features.feature_dim
             self.w_e = nn.Parameter(torch.empty(num_heads, rows, num_directions))
             self.w_r = nn.Parameter(torch.empty(num_heads, rows, num_directions))
-        self.raw_lambda = nn.Parameter(torch.empty(num_heads, num_directions))
         sides = 2 if scores == "both" else 1
-        self.score_proj = nn.Linear(sides * num_directions, self.head_dim, bias=bias)
+        self.score_proj = nn.Linear(sides * num_directions, head_dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
         self.reset_parameters()
 
@@ -149,25 +153,7 @@ class PrimalAttention(KSVDRecorder):
         if self.weights != "dual":
             nn.init.orthogonal_(self.w_e)
             nn.init.orthogonal_(self.w_r)
-        self.lambda_diag = torch.rand_like(self.raw_lambda)
-
-    @property
-    def lambda_diag(self) -> Tensor:
-        """The diagonal of Lambda, positive, [H, S]."""
-        return F.softplus(accumulate(self.raw_lambda))
-
-    @lambda_diag.setter
-    def lambda_diag(self, value: Tensor) -> None:
-        if value.shape != self.raw_lambda.shape:
-            raise ValueError(
-                f"lambda_diag must have shape {list(self.raw_lambda.shape)}, "
-                f"got {list(value.shape)}"
-            )
-        if not value.is_meta and not bool((value >= 0).all()):
-            raise ValueError(f"lambda_diag must not be negative, got {value.min().item():.3g}")
-        with torch.no_grad():
-            value = accumulate(value).clamp(min=1e-12)
-            self.raw_lambda.copy_(value + torch.log(-torch.expm1(-value)))
+        self.reset_lambda()
 
     @classmethod
     def from_released(
@@ -178,21 +164,10 @@ class PrimalAttention(KSVDRecorder):
         Whether it samples, or is causal with static weights, follows from the parameter names.
         """
         released = read_released(state_dict)
-        w_e = released.parameters["w_e"]
-        H, M, S = w_e.shape
-        layer = cls(
-            released.parameters["q_proj.weight"].shape[1],
-            H,
-            S,
-            weights="static" if released.causal else "sampled",
-            causal=released.causal,
-            max_tokens=M,
-            samples_per_direction=-(-M // S),
-            dropout=dropout,
-        ).to(w_e)
+        layer = cls(**released.options, dropout=dropout).to(released.lambda_diag)
         with torch.no_grad():
             for name, parameter in layer.named_parameters():
-                if name != "raw_lambda":
+                if name != "raw_lambda":  # a projection without a bias gets the zero one
                     parameter.copy_(released.parameters.get(name, torch.zeros(())))
         layer.lambda_diag = released.lambda_diag
         return layer
@@ -211,20 +186,19 @@ class PrimalAttention(KSVDRecorder):
         the landmarks and the key side of the kernel come from it.
         """
         self._check_inputs(x, context, token_mask, context_mask)
+        tokens = real_tokens(x, token_mask)
+        source = tokens if context is None else real_tokens(context, context_mask)
         if self.causal:
-            run, _ = self._causal(x, None, token_mask, grams=self.training)
+            run, _ = self._causal(tokens, None, grams=self.training)
         else:
-            run = self._bidirectional(x, context, token_mask, context_mask)
+            run = self._bidirectional(tokens, source)
         if self.training:
             # Before the output projection: a sharded layer gathers its parameters again when the
             # gradient of its output arrives, and these nodes must run after that.
-            keys = (x, token_mask) if context is None else (context, context_mask)
-            dtype = run.gram_q.dtype
-            counts = num_tokens(x, token_mask, dtype), num_tokens(*keys, dtype)
             parameters = None if self.weights == "dual" else (self.w_e, self.w_r)
-            grams = run.gram_q, run.gram_k
+            grams, counts = (run.gram_q, run.gram_k), (tokens.num_real(), source.num_real())
             self.record(ksvd_statistics(run.weights, parameters, self.lambda_diag, grams, counts))
-        return self._output(run.out, token_mask)
+        return self._output(run.out, tokens)
 
     def init_state(self, batch_size: int) -> PrimalState:
         """The state before the first token of ``batch_size`` sequences."""
@@ -246,8 +220,9 @@ class PrimalAttention(KSVDRecorder):
         """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
         self._check_causal("prefill")
         self._check_inputs(x, None, token_mask, None)
-        run, state = self._causal(x, state, token_mask, grams=False)
-        return self._output(run.out, token_mask), state
+        tokens = real_tokens(x, token_mask)
+        run, state = self._causal(tokens, state, grams=False)
+        return self._output(run.out, tokens), state
 
     def step(self, x_t: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
         """Output [B, D] of the next token x_t [B, D], in time that does not grow."""
@@ -278,89 +253,69 @@ class PrimalAttention(KSVDRecorder):
             f"causal={self.causal}, scores={self.scores!r}"
         )
 
-    def _bidirectional(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        token_mask: Tensor | None,
-        context_mask: Tensor | None,
-    ) -> _Pass:
-        x = zero_padding(x, token_mask)
-        source, source_mask = x, token_mask
-        if context is not None:
-            source, source_mask = zero_padding(context, context_mask), context_mask
-        key_sum = self._key_sum(source, source_mask)
-        queries, keys = self._sides(x, key_sum)
-        source_keys = keys if context is None else self._keys(source, key_sum)
-        weights = self._weights_given(x, token_mask, queries, source, source_mask, source_keys)
-        grams = self.training, self.training and context is None
-        result = self._attend(queries, keys, weights, token_mask, grams)
+    def _bidirectional(self, tokens: Tokens, source: Tokens) -> _Pass:
+        """Queries of the tokens, keys of the source; the same sequence in self-attention."""
+        key_sum = self._key_sum(source)
+        queries, keys = self._sides(tokens.x, key_sum)
+        crossing = source is not tokens
+        source_keys = self._keys(source.x, key_sum) if crossing else keys
+        weights = self._weights_given(tokens, queries, source, source_keys)
+        grams = self.training, self.training and not crossing
+        result = self._attend(queries, keys, weights, tokens.mask, grams)
         gram_k = result.gram_k
-        if self.training and context is not None:
-            gram_k = _gram(source_keys, source_mask)
+        if self.training and crossing:
+            gram_k = _gram(source_keys, source.mask)
         return _Pass(result.out, weights, result.gram_q, gram_k)
 
     def _causal(
-        self, x: Tensor, state: PrimalState | None, token_mask: Tensor | None, *, grams: bool
+        self, tokens: Tokens, state: PrimalState | None, *, grams: bool
     ) -> tuple[_Pass, PrimalState]:
+        """The tokens that follow a state, and the state after them."""
+        x, mask = tokens
         state = self.init_state(x.shape[0]) if state is None else state
-        x = zero_padding(x, token_mask)
         q, k = self._heads(self.q_proj(x)), self._heads(self.k_proj(x))
         if self.weights == "static":
-            sides, state = mean_sides(self.features, q, k, state, token_mask)
+            sides, state = mean_sides(self.features, q, k, state, mask)
             weights = ProjectionWeights(self.w_e, self.w_r)
-            result = self._attend(sides.queries, sides.keys, weights, token_mask, (grams, grams))
+            result = self._attend(sides.queries, sides.keys, weights, mask, (grams, grams))
             return _Pass(result.out, weights, result.gram_q, result.gram_k), state
-        sides = causal_sides(self.features, q, k, state, token_mask)
+        sides = causal_sides(self.features, q, k, state, mask)
         h_e, h_r = self._dual_variables(x)
-        out = scan_both_sides(
-            sides, h_e, h_r, state, self._score_maps(), self.score_proj.bias, token_mask
-        )
+        bias = self.score_proj.bias
+        out = scan_both_sides(sides, h_e, h_r, state, self._score_maps(), bias, mask)
         state = PrimalState(
-            state.q_side + dual_moment(sides.queries, h_e, token_mask),
-            state.k_side + dual_moment(sides.keys, h_r, token_mask),
+            state.q_side + dual_moment(sides.queries, h_e, mask),
+            state.k_side + dual_moment(sides.keys, h_r, mask),
             last_count(sides.counts, q),
             sides.key_sum,
         )
-        weights = ProjectionWeights(
-            token_mean(state.k_side, state.num_tokens), token_mean(state.q_side, state.num_tokens)
-        )
-        gram_q, gram_k = (
-            _gram(side, token_mask) if grams else q.new_empty(0)
-            for side in (sides.queries, sides.keys)
-        )
+        n = state.num_tokens
+        weights = ProjectionWeights(token_mean(state.k_side, n), token_mean(state.q_side, n))
+        both = sides.queries, sides.keys
+        gram_q, gram_k = (_gram(side, mask) if grams else q.new_empty(0) for side in both)
         return _Pass(out, weights, gram_q, gram_k), state
 
     def _weights_given(
-        self,
-        x: Tensor,
-        token_mask: Tensor | None,
-        queries: Side,
-        source: Tensor,
-        source_mask: Tensor | None,
-        source_keys: Side,
+        self, tokens: Tokens, queries: Side, source: Tokens, source_keys: Side
     ) -> ProjectionWeights:
         """Weights given the sequences: W_e from the keys' side, W_r from the queries' (eq. 14)."""
         if self.weights == "static":
             return ProjectionWeights(self.w_e, self.w_r)
         if self.weights == "sampled":
             x_sampled = landmarks(
-                source,
+                source.x,
                 self.num_landmarks,
-                token_mask=source_mask,
+                token_mask=source.mask,
                 dropout=self.landmark_dropout if self.training else 0.0,
                 jitter=self.landmark_jitter if self.training else 0.0,
             )
             return sampled_weights(x_sampled, self.w_e, self.w_r)
-        h_e, h_r = self._dual_variables(x)
-        if source is not x:
-            _, h_r = self._dual_variables(source)
-        dtype = accumulation_dtype(x.dtype)
-        w_e = dual_moment(source_keys, h_r, source_mask)
-        w_r = dual_moment(queries, h_e, token_mask)
+        h_e, h_r = self._dual_variables(tokens.x)
+        if source is not tokens:
+            _, h_r = self._dual_variables(source.x)
         return ProjectionWeights(
-            token_mean(w_e, num_tokens(source, source_mask, dtype)),
-            token_mean(w_r, num_tokens(x, token_mask, dtype)),
+            token_mean(dual_moment(source_keys, h_r, source.mask), source.num_real()),
+            token_mean(dual_moment(queries, h_e, tokens.mask), tokens.num_real()),
         )
 
     def _attend(
@@ -385,20 +340,21 @@ class PrimalAttention(KSVDRecorder):
             gram_k=grams[1],
         )
 
-    def _output(self, out: Tensor, token_mask: Tensor | None) -> Tensor:
+    def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
+        if self.features.has_modules:  # whose features, and so the outputs, have at least float32
+            out = out.to(tokens.x.dtype)
         y = self.out_proj(rearrange(out, "b n h c -> b n (h c)"))
-        return zero_padding(F.dropout(y, self.dropout, self.training), token_mask)
+        return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
 
-    def _key_sum(self, source: Tensor, source_mask: Tensor | None) -> Tensor | None:
+    def _key_sum(self, source: Tokens) -> Tensor | None:
         """What D-hat of a normalised map is made of; None for the other maps."""
         if not self.features.normalised:
             return None
-        return self.features.key_sum(
-            self.features.keys(self._heads(self.k_proj(source))), source_mask
-        )
+        keys = self.features.keys(self._heads(self.k_proj(source.x)))
+        return self.features.key_sum(keys, source.mask)
 
     def _sides(self, x: Tensor, key_sum: Tensor | None) -> tuple[Side, Side]:
         queries = self.features.queries(self._heads(self.q_proj(x)))
@@ -431,18 +387,9 @@ class PrimalAttention(KSVDRecorder):
         token_mask: Tensor | None,
         context_mask: Tensor | None,
     ) -> None:
-        check_tokens("x", x, self.dim)
-        check_mask("token_mask", token_mask, x)
+        check_inputs(self.dim, x, context, token_mask, context_mask)
         if context is None:
-            if context_mask is not None:
-                raise ValueError("context_mask was given without a context")
             return
-        check_tokens("context", context, self.dim)
-        check_mask("context_mask", context_mask, context)
-        if context.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"context must have the batch size {x.shape[0]} of x, got {context.shape[0]}"
-            )
         if self.causal:
             raise ValueError(
                 "a context does not go with causal=True: it has no order relative to x"

@@ -7,8 +7,9 @@ code are causal with data-independent weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ _SAMPLED = ("inner_attention.Lambda", "attn.Lambda", "we")  # only layers that s
 class ReleasedLayer(NamedTuple):
     """A released layer in our terms."""
 
-    causal: bool  # with static weights; otherwise sampled
+    options: dict[str, Any]  # of our constructor
     parameters: dict[str, Tensor]  # by our names, w_e [H, M, S]
     lambda_diag: Tensor  # [H, S] = |Lambda|: their loss only ever uses the square
 
@@ -52,7 +53,21 @@ def read_released(state_dict: Mapping[str, Tensor]) -> ReleasedLayer:
             f"among its keys {sorted(state_dict)}"
         )
     lambda_diag = parameters.pop("lambda_diag").abs()
-    return ReleasedLayer(not any(name in given for name in _SAMPLED), parameters, lambda_diag)
+    return ReleasedLayer(_options(given, parameters), parameters, lambda_diag)
+
+
+def _options(given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    H, M, S = parameters["w_e"].shape
+    sampled = any(name in given for name in _SAMPLED)
+    return {
+        "dim": parameters["q_proj.weight"].shape[1],
+        "num_heads": H,
+        "num_directions": S,
+        "weights": "sampled" if sampled else "static",
+        "causal": not sampled,
+        "max_tokens": M,
+        "samples_per_direction": math.ceil(M / S),
+    }
 
 
 def _split_packed(given: dict[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from einops import einsum
 from torch import Tensor, nn
 
@@ -69,18 +70,42 @@ def ksvd_statistics(
     )
 
 
-class KSVDRecorder(nn.Module):
-    """A layer that keeps the statistics of its training passes.
+class KSVDLayer(nn.Module):
+    """A layer with singular directions: it owns Lambda and keeps the statistics of training passes.
 
-    The latest pass is kept; all of them while ``keep_all_runs`` is set, which is for
-    ``record_ksvd`` to do. A pass that activation checkpointing repeats during the backward pass is
-    no new one and is not kept.
+    Lambda appears in the objectives alone, never in the outputs. The latest pass is kept; all of
+    them while ``keep_all_runs`` is set, which is for ``record_ksvd`` to do. A pass that activation
+    checkpointing repeats during the backward pass is no new one and is not kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_heads: int, num_directions: int) -> None:
         super().__init__()
+        self.num_heads, self.num_directions = num_heads, num_directions
+        self.raw_lambda = nn.Parameter(torch.empty(num_heads, num_directions))
         self.ksvd_runs: list[KSVDStatistics] = []
         self.keep_all_runs = False
+
+    @property
+    def lambda_diag(self) -> Tensor:
+        """The diagonal of Lambda, positive, [H, S]."""
+        return F.softplus(accumulate(self.raw_lambda))
+
+    @lambda_diag.setter
+    def lambda_diag(self, value: Tensor) -> None:
+        if value.shape != self.raw_lambda.shape:
+            raise ValueError(
+                f"lambda_diag must have shape {list(self.raw_lambda.shape)}, "
+                f"got {list(value.shape)}"
+            )
+        if not value.is_meta and not bool((value >= 0).all()):
+            raise ValueError(f"lambda_diag must not be negative, got {value.min().item():.3g}")
+        with torch.no_grad():
+            value = accumulate(value).clamp(min=1e-12)
+            self.raw_lambda.copy_(value + torch.log(-torch.expm1(-value)))
+
+    def reset_lambda(self) -> None:
+        """Draw Lambda uniformly in (0, 1), as released."""
+        self.lambda_diag = torch.rand_like(self.raw_lambda)
 
     def record(self, statistics: KSVDStatistics) -> None:
         """Keep the statistics of the current forward pass."""

@@ -91,15 +91,15 @@ def magnitude(tensor: Tensor) -> float:
     return largest if math.isfinite(largest) else math.inf
 
 
-def deviation(got: Tensor, want: Tensor, *, floor: float = 1.0) -> float:
-    """The largest difference in units of the largest value of `want`, or of `floor` if greater.
+def deviation(got: Tensor, want: Tensor) -> float:
+    """The largest difference in units of the largest value of `want`, or of 1 if that is greater.
 
     NaN and inf in either tensor are an infinite deviation: NaN never equals NaN here, so that two
     broken results cannot agree.
     """
     if got.shape != want.shape:
         raise ValueError(f"the shapes differ: {tuple(got.shape)} against {tuple(want.shape)}")
-    scale = max(magnitude(want), floor)
+    scale = max(magnitude(want), 1.0)
     if math.isinf(scale) or math.isinf(magnitude(got)):
         return math.inf
     return magnitude(got.double() - want.double()) / scale

@@ -170,7 +170,7 @@ def test_plain_nystrom_is_the_decomposition_of_the_landmarks_extended():
     X, Z = sets()
     exact, plain = fitted("exact", X, Z), fitted("nystrom", X, Z, n_iter=0)
     error = np.abs(plain.singular_values_ / exact.singular_values_ - 1).max()
-    assert 1e-3 < error < 0.5
+    assert 1e-3 < error < 0.25
     assert_close(np.linalg.norm(plain.left_vectors_, axis=0), np.ones(S), tolerance=1e-12)
     everything = fitted("nystrom", X, Z, n_iter=0, n_landmarks=10 * N)
     assert_close(everything.singular_values_, exact.singular_values_, tolerance=1e-10)

@@ -98,5 +98,5 @@ def test_bad_points_of_transform():
         model.transform(X[:, :4])
     with pytest.raises(ValueError, match="Z must be finite"):
         model.transform(X, with_nan(Z))
-    with pytest.raises(ValueError, match=r"no parameters named \['rank'\]"):
-        model.set_params(rank=3)
+    with pytest.raises(ValueError, match=r"no parameters named \['depth'\]"):
+        model.set_params(depth=3)

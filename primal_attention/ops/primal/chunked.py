@@ -11,6 +11,7 @@ Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -190,23 +191,22 @@ def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]
     maps = token_mask, ctx.map_q, ctx.map_k
     grads: list[Tensor | None]
     if torch.is_grad_enabled():
-        grads = differentiable_gradients(lambda q, *x: _whole(q, *x, *maps), tensors, d_outputs)
+        grads = differentiable_gradients(partial(_whole, *maps), tensors, d_outputs)
     else:
         computed = _backward(*tensors, *maps, *d_outputs)
         grads = [None if x is None else d for x, d in zip(tensors, computed, strict=True)]
     return (*grads, *[None] * 5)
 
 
-@exact
 def _whole(
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
     q: Tensor,
     k: Tensor | None,
     a_e: Tensor | None,
     a_r: Tensor | None,
     bias: Tensor | None,
-    token_mask: Tensor | None,
-    map_q: str,
-    map_k: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The collapsed form in one piece, differentiable as often as one likes."""
     out = q.new_zeros(()) if bias is None else accumulate(bias)
