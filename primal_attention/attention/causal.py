@@ -91,12 +91,12 @@ def scan_both_sides(
 def _scan(
     h: Tensor, before: Tensor, c: Tensor, near: Side, far: Side, token_mask: Tensor | None
 ) -> Tensor:
-    c = accumulate(c)
     return scan(
         near.z,
         far.z,
-        accumulate(h) @ c,
-        before @ c,
+        h,
+        c,
+        before @ accumulate(c),
         token_mask=token_mask,
         map_q=near.feature_map,
         map_k=far.feature_map,

@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from einops import einsum
 from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
-from primal_attention.ops.chunks import masked, token_chunks
+from primal_attention.ops.chunks import head_first, mask_of, token_chunks, zeroed
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.moment import reference
-from primal_attention.precision import accumulate, accumulation_dtype, exact
+from primal_attention.precision import accumulation_dtype, exact
 
 
 def moment(
@@ -37,9 +36,8 @@ def moment(
 def _forward(z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str) -> Tensor:
     total = _empty_output(z, values).zero_()
     for piece in token_chunks(z):
-        mask = None if token_mask is None else token_mask[:, piece]
-        phi = masked(FIXED_MAPS[feature_map].forward(accumulate(z[:, piece])), mask)
-        total += einsum(phi, accumulate(values[:, piece]), "b n h p, b n h s -> b h p s")
+        phi = FIXED_MAPS[feature_map].forward(head_first(z, piece))
+        total += zeroed(phi, mask_of(token_mask, piece)).mT @ head_first(values, piece)
     return total
 
 
@@ -56,12 +54,12 @@ def _backward(
     dz, d_values = _empty_gradients(z, values)
     function = FIXED_MAPS[feature_map]
     for piece in token_chunks(z):
-        mask = None if token_mask is None else token_mask[:, piece]
-        z_piece = accumulate(z[:, piece])
-        phi = masked(function.forward(z_piece), mask)
-        d_phi = einsum(accumulate(values[:, piece]), d_moment, "b n h s, b h p s -> b n h p")
-        dz[:, piece] = function.vjp(z_piece, masked(d_phi, mask))
-        d_values[:, piece] = einsum(phi, d_moment, "b n h p, b h p s -> b n h s")
+        mask = mask_of(token_mask, piece)
+        z_piece = head_first(z, piece)
+        phi = zeroed(function.forward(z_piece), mask)
+        d_phi = zeroed(head_first(values, piece) @ d_moment.mT, mask)
+        dz[:, piece] = function.vjp(z_piece, d_phi).transpose(1, 2)
+        d_values[:, piece] = (phi @ d_moment).transpose(1, 2)
     return dz, d_values
 
 

@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from einops import einsum
 from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
-from primal_attention.ops.chunks import masked, token_chunks
+from primal_attention.ops.chunks import head_first, mask_of, token_chunks, zeroed
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.primal.reference import PrimalResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -80,19 +79,19 @@ def _forward(
     for gram_z in grams:
         gram_z.zero_()
     for piece in token_chunks(q):
-        mask = None if token_mask is None else token_mask[:, piece]
+        mask = mask_of(token_mask, piece)
         total = None if bias is None else accumulate(bias)
         for side, gram_z in zip((_Side(q, a_e, map_q), _Side(k, a_r, map_k)), grams, strict=True):
             if side.z is None or (side.a is None and not gram_z.numel()):
                 continue
-            phi = masked(FIXED_MAPS[side.feature_map].forward(accumulate(side.z[:, piece])), mask)
+            phi = zeroed(FIXED_MAPS[side.feature_map].forward(head_first(side.z, piece)), mask)
             if gram_z.numel():
-                gram_z += einsum(phi, phi, "b n h p, b n h o -> b h p o")
+                gram_z += phi.mT @ phi
             if side.a is not None:
-                part = _project(phi, side.a)
+                part = phi @ side.a
                 total = part if total is None else part.add_(total)
         if total is not None and out.numel():
-            out[:, piece] = masked(total, mask)
+            out[:, piece] = zeroed(total, mask).transpose(1, 2)
     return out, grams[0], grams[1]
 
 
@@ -130,13 +129,14 @@ def _backward(
         (_Side(k, a_r, map_k), d_gram_k, dk, da_r),
     )
     for piece in token_chunks(q):
-        mask = None if token_mask is None else token_mask[:, piece]
-        d_piece = None if d_out is None else masked(accumulate(d_out[:, piece]), mask)
+        mask = mask_of(token_mask, piece)
+        d_piece = None if d_out is None else zeroed(head_first(d_out, piece), mask)
         if bias is not None and d_piece is not None:
             d_bias += d_piece.sum((0, 1, 2))
         for side, d_gram, dz, da in sides:
             if side.z is not None:
-                dz[:, piece] = _side_backward(side, piece, mask, d_piece, d_gram, da)
+                d_side = _side_backward(side, piece, mask, d_piece, d_gram, da)
+                dz[:, piece] = d_side.transpose(1, 2)
     return dq, dk, da_e, da_r, d_bias
 
 
@@ -148,17 +148,16 @@ def _side_backward(
     d_gram: Tensor | None,
     da: Tensor,
 ) -> Tensor:
-    """Gradient of one piece of z; adds to the gradient da of the side's projection."""
+    """Gradient of one piece of z, [B, H, n, C]; adds to the gradient da of the projection."""
     assert side.z is not None
     feature_map = FIXED_MAPS[side.feature_map]
-    z = accumulate(side.z[:, piece])
-    phi = masked(feature_map.forward(z), mask)
-    d_phi = torch.zeros_like(phi) if d_gram is None else _project(phi, d_gram + d_gram.mT)
+    z = head_first(side.z, piece)
+    phi = zeroed(feature_map.forward(z), mask)
+    d_phi = torch.zeros_like(phi) if d_gram is None else phi @ (d_gram + d_gram.mT)
     if side.a is not None and d_piece is not None:
-        d_phi += _project(d_piece, side.a.mT)
-        axes = "b n h p, b n h c -> h p c" if side.a.ndim == 3 else "b n h p, b n h c -> b h p c"
-        da += einsum(phi, d_piece, axes)
-    return feature_map.vjp(z, masked(d_phi, mask))
+        d_phi += d_piece @ side.a.mT
+        da += (phi.mT @ d_piece).sum_to_size(da.shape)
+    return feature_map.vjp(z, zeroed(d_phi, mask))
 
 
 def _empty_gradients(
@@ -173,11 +172,6 @@ def _empty_gradients(
         q.new_empty(0) if x is None else torch.empty_like(x) for x in (q, k, a_e, a_r, bias)
     )
     return dq, dk, da_e, da_r, d_bias
-
-
-def _project(phi: Tensor, a: Tensor) -> Tensor:
-    axes = "b n h p, h p c -> b n h c" if a.ndim == 3 else "b n h p, b h p c -> b n h c"
-    return einsum(phi, a, axes)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -209,18 +203,20 @@ def _whole(
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The collapsed form in one piece, differentiable as often as one likes."""
+    whole = slice(0, q.shape[1])
+    mask = mask_of(token_mask, whole)
     out = q.new_zeros(()) if bias is None else accumulate(bias)
     grams = []
-    for z, a, name in ((q, a_e, map_q), (k, a_r, map_k)):
-        if z is None:
+    for side in (_Side(q, a_e, map_q), _Side(k, a_r, map_k)):
+        if side.z is None:
             grams.append(q.new_empty(0))
             continue
-        phi = masked(FIXED_MAPS[name].forward(accumulate(z)), token_mask)
-        grams.append(einsum(phi, phi, "b n h p, b n h o -> b h p o"))
-        if a is not None:
-            out = out + _project(phi, a)
+        phi = zeroed(FIXED_MAPS[side.feature_map].forward(head_first(side.z, whole)), mask)
+        grams.append(phi.mT @ phi)
+        if side.a is not None:
+            out = out + phi @ side.a
     if out.ndim == 4:
-        out = masked(out, token_mask)
+        out = zeroed(out, mask).transpose(1, 2)
     return out.to(q.dtype), grams[0], grams[1]
 
 

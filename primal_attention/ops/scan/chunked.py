@@ -4,7 +4,7 @@ Inside a piece the kernel matrix is small and dense; between pieces only the sta
 backward pass walks forward once for the queries (prefix state S) and backward once for the keys and
 values (suffix state R). README.md derives it.
 
-Letters: B batch, N tokens, H heads, C head dim, P features, V value dim.
+Letters: B batch, N tokens, H heads, C head dim, P features, S dual variables, V value dim.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from einops import einsum
 from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
-from primal_attention.ops.chunks import masked
+from primal_attention.ops.chunks import head_first, mask_of, slices, zeroed
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.scan import reference
 from primal_attention.ops.scan.reference import ScanResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
-_PIECE = 64  # tokens: the dense part costs this many times N, the state once for each piece
+_PIECE = 128  # tokens: the dense part costs this many times N, the state once for each piece
 
 
 def scan(
     q: Tensor,  # [B, N, H, C]
     k: Tensor,  # [B, N, H, C]
-    values: Tensor,  # [B, N, H, V]
+    values: Tensor,  # [B, N, H, V], or [B, N, H, S] with a value map
+    value_map: Tensor | None = None,  # [S, V]
     state: Tensor | None = None,  # [B, H, P, V]: the sum over earlier tokens
     *,
     token_mask: Tensor | None = None,  # [B, N], True = real token
@@ -36,34 +36,32 @@ def scan(
     map_k: str = "cosine",
 ) -> ScanResult:
     """The same values as the reference."""
-    return ScanResult(*_forward(q, k, values, state, token_mask, map_q, map_k))
+    return ScanResult(*_forward(q, k, values, value_map, state, token_mask, map_q, map_k))
 
 
 class _Pieces:
-    """Features and values of one piece at a time."""
+    """Features and values of one piece at a time, [B, H, n, P] and [B, H, n, V]."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, values: Tensor, token_mask: Tensor | None, maps: tuple[str, str]
+        self,
+        inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+        token_mask: Tensor | None,
+        maps: tuple[str, str],
     ):
-        self.q, self.k, self.values, self.token_mask = q, k, values, token_mask
+        self.q, self.k, self.values, value_map = inputs
+        self.value_map = None if value_map is None else accumulate(value_map)
+        self.token_mask = token_mask
         self.map_q, self.map_k = (FIXED_MAPS[name] for name in maps)
-        self.slices = [
-            slice(start, min(start + _PIECE, q.shape[1])) for start in range(0, q.shape[1], _PIECE)
-        ]
+        self.slices = list(slices(self.q.shape[1], _PIECE))
 
     def mask(self, piece: slice) -> Tensor | None:
-        return None if self.token_mask is None else self.token_mask[:, piece]
+        return mask_of(self.token_mask, piece)
 
     def __call__(self, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
-        phi_q = masked(self.map_q.forward(accumulate(self.q[:, piece])), self.mask(piece))
-        phi_k = masked(self.map_k.forward(accumulate(self.k[:, piece])), self.mask(piece))
-        return phi_q, phi_k, accumulate(self.values[:, piece])
-
-
-def _initial(q: Tensor, values: Tensor, state: Tensor | None) -> Tensor:
-    B, _, H, P = q.shape
-    shape, dtype = (B, H, P, values.shape[-1]), accumulation_dtype(q.dtype)
-    return q.new_zeros(shape, dtype=dtype) if state is None else state.to(dtype, copy=True)
+        phi_q = zeroed(self.map_q.forward(head_first(self.q, piece)), self.mask(piece))
+        phi_k = zeroed(self.map_k.forward(head_first(self.k, piece)), self.mask(piece))
+        values = head_first(self.values, piece)
+        return phi_q, phi_k, values if self.value_map is None else values @ self.value_map
 
 
 @torch.library.custom_op("primal_attention::scan_forward", mutates_args=())
@@ -72,26 +70,28 @@ def _forward(
     q: Tensor,
     k: Tensor,
     values: Tensor,
+    value_map: Tensor | None,
     state: Tensor | None,
     token_mask: Tensor | None,
     map_q: str,
     map_k: str,
 ) -> tuple[Tensor, Tensor]:
-    pieces = _Pieces(q, k, values, token_mask, (map_q, map_k))
-    out, _ = _empty_outputs(q, k, values)
-    prefix = _initial(q, values, state)
+    pieces = _Pieces((q, k, values, value_map), token_mask, (map_q, map_k))
+    out, prefix = _empty_outputs(q, k, values, value_map)
+    prefix.zero_() if state is None else prefix.copy_(state)
     for piece in pieces.slices:
         phi_q, phi_k, v = pieces(piece)
-        kernel_matrix = einsum(phi_q, phi_k, "b n h p, b m h p -> b h n m").tril()
-        inside = einsum(kernel_matrix, v, "b h n m, b m h v -> b n h v")
-        out[:, piece] = inside + einsum(phi_q, prefix, "b n h p, b h p v -> b n h v")
-        prefix += einsum(phi_k, v, "b n h p, b n h v -> b h p v")
+        inside = (phi_q @ phi_k.mT).tril() @ v
+        out[:, piece] = (inside + phi_q @ prefix).transpose(1, 2)
+        prefix += phi_k.mT @ v
     return out, prefix
 
 
-def _empty_outputs(q: Tensor, k: Tensor, values: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+def _empty_outputs(
+    q: Tensor, k: Tensor, values: Tensor, value_map: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor]:
     B, N, H, P = q.shape
-    V = values.shape[-1]
+    V = (values if value_map is None else value_map).shape[-1]
     dtype = accumulation_dtype(q.dtype)
     return q.new_empty((B, N, H, V), dtype=dtype), q.new_empty((B, H, P, V), dtype=dtype)
 
@@ -102,46 +102,48 @@ def _backward(
     q: Tensor,
     k: Tensor,
     values: Tensor,
+    value_map: Tensor | None,
     state: Tensor | None,
     token_mask: Tensor | None,
     map_q: str,
     map_k: str,
     d_out: Tensor,
     d_state: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    pieces = _Pieces(q, k, values, token_mask, (map_q, map_k))
-    dq, dk, d_values, _ = _empty_gradients(q, k, values)
-    prefix = _initial(q, values, state)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    pieces = _Pieces((q, k, values, value_map), token_mask, (map_q, map_k))
+    dq, dk, d_values, d_map, prefix = _empty_gradients(q, k, values, value_map)
+    prefix.zero_() if state is None else prefix.copy_(state)
     for piece in pieces.slices:
         phi_q, phi_k, v = pieces(piece)
-        dy = accumulate(d_out[:, piece])
-        d_kernel = einsum(dy, v, "b n h v, b m h v -> b h n m").tril()
-        d_phi = einsum(d_kernel, phi_k, "b h n m, b m h p -> b n h p")
-        d_phi += einsum(dy, prefix, "b n h v, b h p v -> b n h p")
-        d_phi = masked(d_phi, pieces.mask(piece))
-        dq[:, piece] = pieces.map_q.vjp(accumulate(q[:, piece]), d_phi)
-        prefix += einsum(phi_k, v, "b n h p, b n h v -> b h p v")
+        dy = head_first(d_out, piece)
+        d_phi = (dy @ v.mT).tril() @ phi_k + dy @ prefix.mT
+        dq_piece = pieces.map_q.vjp(head_first(q, piece), zeroed(d_phi, pieces.mask(piece)))
+        dq[:, piece] = dq_piece.transpose(1, 2)
+        prefix += phi_k.mT @ v
+    d_map.zero_()
     suffix = d_state.clone()
     for piece in reversed(pieces.slices):
         phi_q, phi_k, v = pieces(piece)
-        dy = accumulate(d_out[:, piece])
-        d_kernel = einsum(dy, v, "b n h v, b m h v -> b h n m").tril()
-        d_phi = einsum(d_kernel, phi_q, "b h n m, b n h p -> b m h p")
-        d_phi += einsum(v, suffix, "b m h v, b h p v -> b m h p")
-        d_phi = masked(d_phi, pieces.mask(piece))
-        dk[:, piece] = pieces.map_k.vjp(accumulate(k[:, piece]), d_phi)
-        kernel_matrix = einsum(phi_q, phi_k, "b n h p, b m h p -> b h n m").tril()
-        dv = einsum(kernel_matrix, dy, "b h n m, b n h v -> b m h v")
-        d_values[:, piece] = dv + einsum(phi_k, suffix, "b m h p, b h p v -> b m h v")
-        suffix += einsum(phi_q, dy, "b n h p, b n h v -> b h p v")
-    return dq, dk, d_values, suffix
+        dy = head_first(d_out, piece)
+        d_phi = (dy @ v.mT).tril().mT @ phi_q + v @ suffix.mT
+        dk_piece = pieces.map_k.vjp(head_first(k, piece), zeroed(d_phi, pieces.mask(piece)))
+        dk[:, piece] = dk_piece.transpose(1, 2)
+        dv = (phi_q @ phi_k.mT).tril().mT @ dy + phi_k @ suffix
+        if pieces.value_map is not None:
+            d_map += (head_first(values, piece).mT @ dv).sum((0, 1))
+            dv = dv @ pieces.value_map.mT
+        d_values[:, piece] = dv.transpose(1, 2)
+        suffix += phi_q.mT @ dy
+    return dq, dk, d_values, d_map, suffix
 
 
 def _empty_gradients(
-    q: Tensor, k: Tensor, values: Tensor, *options: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _, state = _empty_outputs(q, k, values)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(values), state
+    q: Tensor, k: Tensor, values: Tensor, value_map: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _, state = _empty_outputs(q, k, values, value_map)
+    dq, dk, d_values = (torch.empty_like(x) for x in (q, k, values))
+    d_map = q.new_empty(0) if value_map is None else torch.empty_like(value_map)
+    return dq, dk, d_values, d_map, state
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

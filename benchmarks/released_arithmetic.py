@@ -1,0 +1,58 @@
+"""The arithmetic of the released layer, written out from its formulas, as the thing to beat.
+
+It keeps the features, both scores and their concatenation for the backward pass, has no mask, and
+builds its objective from the explicit scores.
+
+Letters: B batch, N tokens, D model dim, H heads, C head dim, S directions, M landmarks.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ReleasedArithmetic(nn.Module):
+    """Data-dependent weights from M landmarks, or causal with data-independent ones."""
+
+    def __init__(
+        self, dim: int, num_heads: int, num_directions: int, num_landmarks: int, *, causal: bool
+    ):
+        super().__init__()
+        self.num_heads, self.num_landmarks, self.causal = num_heads, num_landmarks, causal
+        head_dim = dim // num_heads
+        rows = head_dim if causal else num_landmarks
+        self.q_proj, self.k_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.w_e = nn.Parameter(torch.empty(num_heads, rows, num_directions))
+        self.w_r = nn.Parameter(torch.empty(num_heads, rows, num_directions))
+        nn.init.orthogonal_(self.w_e)
+        nn.init.orthogonal_(self.w_r)
+        self.lambda_diag = nn.Parameter(torch.rand(num_heads, num_directions))
+        self.score_proj = nn.Linear(2 * num_directions, head_dim)
+        self.out_proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [B, N, D] and J^2, mean over tokens, squared for each sequence."""
+        B, N, D = x.shape
+        H = self.num_heads
+        q = self.q_proj(x).view(B, N, H, -1).transpose(1, 2)  # [B, H, N, C]
+        k = self.k_proj(x).view(B, N, H, -1).transpose(1, 2)
+        if self.causal:
+            t = torch.arange(1, N + 1, device=x.device, dtype=x.dtype)[:, None]
+            q, k = q.cumsum(2) / t, k.cumsum(2) / t
+            w_e, w_r = self.w_e, self.w_r
+        else:
+            index = torch.linspace(0, N - 1, self.num_landmarks).long().to(x.device)
+            sampled = x[:, index].view(B, -1, H, D // H).permute(0, 2, 3, 1)  # [B, H, C, M]
+            w_e, w_r = sampled @ self.w_e, sampled @ self.w_r
+        phi_q, phi_k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        e, r = phi_q @ w_e, phi_k @ w_r  # [B, H, N, S]
+        out = self.score_proj(torch.cat([e, r], dim=-1)).transpose(1, 2).reshape(B, N, D)
+        return self.out_proj(out), self._objective(e, r)
+
+    def _objective(self, e: Tensor, r: Tensor) -> Tensor:
+        scaled = [score @ torch.diag_embed(self.lambda_diag) for score in (e, r)]
+        terms = [score.norm(dim=-1).square().mean(2).mean(1) / 2 for score in scaled]  # [B]
+        trace = torch.diagonal(self.w_e.mT @ self.w_r, dim1=-2, dim2=-1).sum(-1).mean()
+        return (terms[0] + terms[1] - trace).square().mean()
