@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
 TESTED := $(VENV)/tested.stamp
-SOURCES := $(shell find primal_attention tests examples benchmarks docs -name '*.py' -o -name '*.md') README.md pyproject.toml Makefile
+SOURCES := $(shell find primal_attention tests examples benchmarks docs -name '*.py' -o -name '*.md') README.md CONTRIBUTING.md pyproject.toml Makefile
 DEMO := out/kernel_svd_of_digits.png
 
 .PHONY: demo test check format clean

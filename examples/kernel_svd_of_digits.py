@@ -277,6 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the picture to write, a PNG")
     path = parser.parse_args().out
+    torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other
     digits = load_halves()
     cases = all_cases(digits)
     print(f"Kernel SVD of N images; primal and dual scores e, r of all {len(digits.labels)}\n")

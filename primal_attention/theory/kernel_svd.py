@@ -92,15 +92,19 @@ class KernelSVD:
 
     def fit(self, X: Points, Z: Points | None = None) -> Self:
         """Decompose the kernel matrix between X [N, D] and Z, which is X where it is None."""
-        x_points, self._numpy_kernel = _points("X", X), not isinstance(X, Tensor)
+        x_points = _points("X", X)
         z_points = x_points if Z is None else _points("Z", Z)
         dtype = torch.promote_types(x_points.dtype, z_points.dtype)
-        self._x_points, self._z_points = x_points.to(dtype), z_points.to(dtype)
-        self.n_features_in_ = x_points.shape[1]
-        self.solver_ = self._choose_solver(len(x_points), len(z_points))
-        self._check_parameters(len(x_points), len(z_points))
-        left, singular_values, right = self._solve(self._matrix(self._x_points, self._z_points))
+        x_points, z_points = x_points.to(dtype), z_points.to(dtype)
+        solver = self._choose_solver(len(x_points), len(z_points))
+        self._check_parameters(solver, len(x_points), len(z_points))
+        takes_numpy = not isinstance(X, Tensor)
+        triplets = self._solve(solver, self._matrix(x_points, z_points, takes_numpy))
+        left, singular_values, right = triplets
         left, right = fix_signs(left[:, : self.n_directions], right[:, : self.n_directions])
+        # Only now, so that a failed fit leaves an earlier one whole.
+        self._x_points, self._z_points, self._takes_numpy = x_points, z_points, takes_numpy
+        self.n_features_in_, self.solver_ = x_points.shape[1], solver
         self.left_vectors_, self.right_vectors_ = _as_given(X, left), _as_given(X, right)
         self.singular_values_ = _as_given(X, singular_values[: self.n_directions])
         return self
@@ -111,12 +115,13 @@ class KernelSVD:
             raise NotFittedError("This KernelSVD is not fitted yet; call fit first")
         x_points = _points("X", X, like=self._x_points)
         h_e, h_r = torch.as_tensor(self.left_vectors_), torch.as_tensor(self.right_vectors_)
-        e_scores = _as_given(X, self._matrix(x_points, self._z_points).matmul(h_r))
+        e_matrix = self._matrix(x_points, self._z_points, self._takes_numpy)
+        e_scores = _as_given(X, e_matrix.matmul(h_r))
         if Z is None:
             return e_scores
         z_points = _points("Z", Z, like=self._z_points)
-        r_scores = self._matrix(self._x_points, z_points).transposed_matmul(h_e)
-        return e_scores, _as_given(Z, r_scores)
+        r_matrix = self._matrix(self._x_points, z_points, self._takes_numpy)
+        return e_scores, _as_given(Z, r_matrix.transposed_matmul(h_e))
 
     def fit_transform(self, X: Points, Z: Points | None = None) -> Array | tuple[Array, Array]:
         """`fit`, then `transform` of the same points."""
@@ -133,26 +138,26 @@ class KernelSVD:
         vars(self).update(params)
         return self
 
-    def _solve(self, matrix: "_KernelMatrix") -> "_Triplets":
+    def _solve(self, solver: str, matrix: "_KernelMatrix") -> "_Triplets":
         """The leading triplets, perhaps more of them than asked for."""
-        if self.solver_ == "exact":
+        if solver == "exact":
             return _svd(_finite(torch.cat([entries for _, entries in matrix.blocks()])))
         generator = torch.Generator()
         seed = generator.seed() if self.random_state is None else int(self.random_state)
         generator.manual_seed(seed)
         columns = min(self.n_directions + self.oversampling, *matrix.shape)
-        if self.solver_ == "randomized":
+        if solver == "randomized":
             start = torch.randn(matrix.shape[1], columns, generator=generator).to(matrix.Z)
             return _subspace_iteration(matrix, start, self.n_iter)
         nystrom = _nystrom(matrix, self.n_landmarks, columns, generator)
         return _subspace_iteration(matrix, nystrom.right, self.n_iter) if self.n_iter else nystrom
 
-    def _matrix(self, X: Tensor, Z: Tensor) -> "_KernelMatrix":
+    def _matrix(self, X: Tensor, Z: Tensor, takes_numpy: bool) -> "_KernelMatrix":
         params = self.kernel_params or {}
         if isinstance(self.kernel, str):
             return _KernelMatrix(KERNELS[self.kernel](**params), X, Z, self.block_size)
         kernel: KernelFunction = self.kernel
-        takes_numpy = self._numpy_kernel and type(kernel) not in KERNELS.values()
+        takes_numpy = takes_numpy and type(kernel) not in KERNELS.values()
 
         def function(X: Tensor, Z: Tensor) -> Tensor:
             points = (X.numpy(), Z.numpy()) if takes_numpy else (X, Z)
@@ -171,13 +176,13 @@ class KernelSVD:
             return self.solver
         return "exact" if N * T <= EXACT_ENTRIES else "nystrom"
 
-    def _check_parameters(self, N: int, T: int) -> None:
+    def _check_parameters(self, solver: str, N: int, T: int) -> None:
         known = self.kernel in KERNELS if isinstance(self.kernel, str) else callable(self.kernel)
         if not known:
             names = tuple(KERNELS)
             raise ValueError(f"kernel must be one of {names} or callable, got {self.kernel!r}")
         _check_count("n_directions", self.n_directions, 1, min(N, T))
-        least = self.n_directions if self.solver_ == "nystrom" else 1
+        least = self.n_directions if solver == "nystrom" else 1
         _check_count("n_landmarks", self.n_landmarks, least)
         _check_count("n_iter", self.n_iter, 0)
         _check_count("oversampling", self.oversampling, 0)

@@ -111,5 +111,5 @@ def assert_near(actual, expected, tolerance=1e-10):
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from None
         return
-    scale = max(1.0, float(expected.abs().max()))
+    scale = max(1.0, float(expected.detach().abs().max()))
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * scale)

@@ -110,14 +110,12 @@ def weights(layer, x, source, phi_q, phi_k):
 
 def j(run, lambda_diag, *, averaged):
     """J of eq. (11), mean over the heads."""
-    total = 0.0
-    for h in range(len(run.trace)):
-        big_lambda = lambda_diag[h].diag()
-        e_terms = torch.stack([e @ big_lambda @ e for e in run.e_scores[h]])
-        r_terms = torch.stack([r @ big_lambda @ r for r in run.r_scores[h]])
-        both = [terms.mean() if averaged else terms.sum() for terms in (e_terms, r_terms)]
-        total = total + both[0] / 2 + both[1] / 2 - run.trace[h]
-    return total / len(run.trace)
+    matrix = torch.diag_embed(lambda_diag)  # [H, S, S]
+    e_terms = torch.einsum("his,hst,hit->hi", run.e_scores, matrix, run.e_scores)
+    r_terms = torch.einsum("his,hst,hit->hi", run.r_scores, matrix, run.r_scores)
+    if averaged:
+        e_terms, r_terms = e_terms / e_terms.shape[1], r_terms / r_terms.shape[1]
+    return (e_terms.sum(1) / 2 + r_terms.sum(1) / 2 - run.trace).mean()
 
 
 def released_j(run):

@@ -16,9 +16,7 @@ def test_objective_and_its_gradients_equal_the_definition(kind, objective, maske
     layer, inputs = make_layer(kind), make_inputs(kind, masked=masked)
     inputs.run(layer)
     actual = loss_of(layer, objective)
-    expected = layer_objective(
-        runs(layer, inputs.x, inputs.context, **inputs.masks), objective
-    )
+    expected = layer_objective(runs(layer, inputs.x, inputs.context, **inputs.masks), objective)
     assert_near(actual, expected)
     assert expected > 1e-4
     assert_near(

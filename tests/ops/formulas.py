@@ -75,6 +75,15 @@ def assert_same(
             assert_close(one, other, tolerance)
 
 
+def assert_identical(
+    actual: tuple[list[Tensor], list[Tensor]], expected: tuple[list[Tensor], list[Tensor]]
+) -> None:
+    """What `gradients` returned twice is the same in every bit."""
+    pairs = zip([*actual[0], *actual[1]], [*expected[0], *expected[1]], strict=True)
+    for number, (got, want) in enumerate(pairs):
+        assert torch.equal(got, want), f"tensor {number}: {int((got != want).sum())} entries differ"
+
+
 def real(mask: Tensor | None, b: int, i: int) -> bool:
     return mask is None or bool(mask[b, i])
 
@@ -140,6 +149,7 @@ def dense_scan(
     q: Tensor,
     k: Tensor,
     values: Tensor,
+    value_map: Tensor | None,
     state: Tensor | None,
     *,
     token_mask: Tensor | None = None,
@@ -148,6 +158,8 @@ def dense_scan(
 ) -> tuple[Tensor, Tensor]:
     """S_t = S_{t-1} + phi_k(k_t) v_t^T and y_t = S_t^T phi_q(q_t), one token after another."""
     batch, length, heads, P = q.shape
+    if value_map is not None:
+        values = values @ value_map
     zero = torch.zeros(P, values.shape[-1]).to(q)
     out = [[[zero[0]] * heads for _ in range(length)] for _ in range(batch)]
     last = [[zero] * heads for _ in range(batch)]

@@ -17,7 +17,6 @@ def test_pieces_cover_every_token_once_in_order(elements, length, batch, monkeyp
 
 
 def test_long_inputs_are_cut_by_default():
-    assert len(list(token_chunks(torch.empty(4, 16384, 8, 64, device="meta")))) > 1
     assert len(list(token_chunks(torch.empty(1, 1 << 20, 1, 1)))) > 1
 
 

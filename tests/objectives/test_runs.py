@@ -1,0 +1,195 @@
+"""Which forward passes an objective is made of: the layers of a model, record_ksvd, the latest."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from primal_attention import record_ksvd
+
+from .cases import SELF, Stack, assert_near, gradients, loss_of, make_inputs, make_layer
+from .definition import OBJECTIVES, layer_objective, objective_of_layers, runs
+
+objectives = pytest.mark.parametrize("objective", OBJECTIVES)
+kinds = pytest.mark.parametrize("kind", SELF)
+
+
+def halves(inputs):
+    """The first three sequences and the other four."""
+    for part in (slice(0, 3), slice(3, None)):
+        masks = {name: mask[part] for name, mask in inputs.masks.items()}
+        yield inputs._replace(x=inputs.x[part], masks=masks)
+
+
+@objectives
+def test_layers_are_summed_for_zero_and_averaged_for_the_others(objective):
+    model = nn.ModuleList(make_layer(kind, seed=i) for i, kind in enumerate(SELF))
+    inputs = [make_inputs(kind, seed=i) for i, kind in enumerate(SELF)]
+    for layer, given in zip(model, inputs, strict=True):
+        given.run(layer)
+    expected = objective_of_layers(
+        [runs(m, i.x, **i.masks) for m, i in zip(model, inputs, strict=True)], objective
+    )
+    actual = loss_of(model, objective)
+    assert_near(actual, expected)
+    tensors = [given.x for given in inputs]
+    assert_near(gradients(actual, model, tensors), gradients(expected, model, tensors))
+
+
+@objectives
+@kinds
+def test_gradients_pass_from_a_later_layer_through_an_earlier_one(kind, objective):
+    model, inputs = Stack(kind), make_inputs(kind)
+    inputs.run(model)
+    middle = inputs.x + model.first(inputs.x, **inputs.masks)
+    taken = [runs(model.first, inputs.x, **inputs.masks), runs(model.second, middle, **inputs.masks)]
+    actual, expected = loss_of(model, objective), objective_of_layers(taken, objective)
+    assert_near(actual, expected)
+    assert_near(gradients(actual, model, [inputs.x]), gradients(expected, model, [inputs.x]))
+
+
+@objectives
+def test_layer_that_did_not_run_is_left_out(objective):
+    model, inputs = Stack("sampled"), make_inputs()
+    inputs.run(model.first)
+    assert_near(loss_of(model, objective), loss_of(model.first, objective))
+
+
+@objectives
+def test_layer_used_under_two_names_counts_once(objective):
+    layer, inputs = make_layer("sampled"), make_inputs()
+    inputs.run(layer)
+    assert_near(loss_of(nn.ModuleList([layer, layer]), objective), loss_of(layer, objective))
+
+
+@objectives
+@kinds
+def test_two_towers_equal_one_batch(kind, objective):
+    layer, inputs = make_layer(kind), make_inputs(kind)
+    inputs.run(layer)
+    whole = loss_of(layer, objective)
+    expected = gradients(whole, layer, [inputs.x])
+    with record_ksvd(layer):
+        for half in halves(inputs):
+            half.run(layer)
+        towers = loss_of(layer, objective)
+    assert_near(towers, whole)
+    assert_near(gradients(towers, layer, [inputs.x]), expected)
+
+
+@objectives
+def test_towers_may_have_different_lengths(objective):
+    layer, inputs = make_layer("sampled"), make_inputs()
+    short = inputs._replace(x=inputs.x[:2, :13], masks={})
+    with record_ksvd(layer):
+        inputs.run(layer), short.run(layer)
+    taken = runs(layer, inputs.x, **inputs.masks) + runs(layer, short.x)
+    assert_near(loss_of(layer, objective), layer_objective(taken, objective))
+
+
+def test_latest_pass_alone_counts_outside_of_record_ksvd():
+    layer = make_layer("sampled")
+    first, second = make_inputs(seed=0), make_inputs(seed=1)
+    second.run(layer)
+    expected = loss_of(layer, "released")
+    first.run(layer), second.run(layer)
+    assert_near(loss_of(layer, "released"), expected)
+    with record_ksvd(layer):
+        first.run(layer), second.run(layer)
+    second.run(layer)  # the first pass after the block starts afresh
+    assert_near(loss_of(layer, "released"), expected)
+
+
+def test_passes_before_the_block_are_not_in_it():
+    layer, first, second = make_layer("dual"), make_inputs(seed=0), make_inputs(seed=1)
+    second.run(layer)
+    expected = loss_of(layer, "released")
+    first.run(layer)
+    with record_ksvd(layer):
+        second.run(layer)
+        assert_near(loss_of(layer, "released"), expected)
+
+
+def test_passes_are_kept_after_the_block():
+    layer, inputs = make_layer("dual"), make_inputs()
+    with record_ksvd(layer):
+        for half in halves(inputs):
+            half.run(layer)
+        inside = loss_of(layer, "released")
+    assert_near(loss_of(layer, "released"), inside)
+
+
+def test_nested_blocks_keep_every_pass_of_the_outer_one():
+    model, inputs = Stack("static"), make_inputs()
+    first, second = halves(inputs)
+    with record_ksvd(model):
+        first.run(model)
+        with record_ksvd(model.second):
+            second.run(model)
+        assert model.second.keep_all_runs  # leaving the inner block does not end the outer one
+        assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 2
+    assert not model.first.keep_all_runs
+    assert not model.second.keep_all_runs
+
+
+def test_block_ends_after_an_exception():
+    layer, inputs = make_layer("dual"), make_inputs()
+    with pytest.raises(KeyError), record_ksvd(layer):
+        inputs.run(layer)
+        raise KeyError
+    inputs.run(layer), inputs.run(layer)
+    assert len(layer.ksvd_runs) == 1
+
+
+@pytest.mark.parametrize("recording", [True, False])
+def test_eval_passes_are_not_recorded(recording):
+    layer, inputs, other = make_layer("sampled"), make_inputs(), make_inputs(seed=1)
+    inputs.run(layer)
+    expected = loss_of(layer, "released")
+    layer.ksvd_runs = []
+    layer.keep_all_runs = recording
+    inputs.run(layer)
+    layer.eval()
+    other.run(layer)
+    assert_near(loss_of(layer, "released"), expected)
+
+
+def test_prefill_and_step_are_not_recorded():
+    layer, inputs, other = make_layer("static causal"), make_inputs(), make_inputs(seed=1)
+    inputs.run(layer)
+    expected = loss_of(layer, "released")
+    _, state = layer.prefill(other.x)
+    layer.step(other.x[:, 0], state)
+    assert_near(loss_of(layer, "released"), expected)
+
+
+@objectives
+@kinds
+def test_accumulated_gradients_are_the_mean_over_micro_batches(kind, objective):
+    model, inputs = Stack(kind), make_inputs(kind)
+    parts = list(halves(inputs))
+    expected = []
+    for part in parts:
+        part.run(model)
+        expected.append(gradients(loss_of(model, objective), model))
+    for part in parts:
+        task = part.run(model).mean() * 0.0
+        ((task + loss_of(model, objective)) / len(parts)).backward()
+    accumulated = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert_near(accumulated, {name: (expected[0][name] + expected[1][name]) / 2 for name in accumulated})
+
+
+def test_copies_start_without_passes():
+    layer, inputs = make_layer("sampled"), make_inputs()
+    with record_ksvd(layer):
+        inputs.run(layer)
+        loss = loss_of(layer, "released")
+        for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            with pytest.raises(RuntimeError, match="training mode"):
+                loss_of(twin, "released")
+            inputs.run(twin), inputs.run(twin)
+            assert len(twin.ksvd_runs) == 1
+    assert_near(loss_of(layer, "released"), loss)
+    torch.testing.assert_close(twin.state_dict(), layer.state_dict())
