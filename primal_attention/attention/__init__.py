@@ -8,8 +8,12 @@ from torch import nn
 
 from primal_attention.attention.options import check_choice
 from primal_attention.attention.primal import PrimalAttention
+from primal_attention.attention.softmax import SoftmaxAttention
 
-ATTENTIONS: dict[str, type[nn.Module]] = {"primal": PrimalAttention}
+ATTENTIONS: dict[str, type[nn.Module]] = {
+    "primal": PrimalAttention,
+    "softmax": SoftmaxAttention,
+}
 
 
 def build_attention(name: str, dim: int, num_heads: int, **options: Any) -> nn.Module:

@@ -1,0 +1,156 @@
+"""What the mechanisms with queries, keys and values have in common.
+
+Letters: B batch, N tokens, T source tokens (N in self-attention), D model dim, H heads, C head dim.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from primal_attention.attention.masks import Tokens, check_inputs, real_tokens, zero_padding
+from primal_attention.attention.options import check_heads, check_probabilities
+
+
+class Mechanism(NamedTuple):
+    """What a mechanism is and can do; the table of the documentation is made from these."""
+
+    paper: str  # Author et al., year
+    complexity: str  # in the number N of tokens, e.g. "N^2"
+    causal: bool = False  # whether it has a causal form
+    cross: bool = False  # whether keys and values may come from another sequence
+    decode: str = ""  # what the decode state holds; empty where there is none
+    fused: str = ""  # the fused path it runs on, if any
+
+
+class QKVAttention(nn.Module, ABC):
+    """Projections around :meth:`attend`, which is the mechanism.
+
+    Args:
+        dim: Model dimension D, a multiple of ``num_heads``.
+        num_heads: Number of heads H.
+        causal: Each token sees itself and those before it.
+        dropout: Probability of dropout after the output projection.
+        bias: Whether the projections have a bias.
+    """
+
+    mechanism: ClassVar[Mechanism]
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
+        head_dim = check_heads(dim, num_heads)
+        check_probabilities(dropout=dropout)
+        if causal and not self.mechanism.causal:
+            raise ValueError(f"causal=True: {type(self).__name__} has no causal form")
+        super().__init__()
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
+        self.causal, self.dropout = causal, dropout
+        self.q_proj = nn.Linear(dim, dim, bias=bias)
+        self.k_proj = nn.Linear(dim, dim, bias=bias)
+        self.v_proj = nn.Linear(dim, dim, bias=bias)
+        self.out_proj = nn.Linear(dim, dim, bias=bias)
+
+    @abstractmethod
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
+    ) -> Tensor:
+        """Outputs [B, N, H, C] of queries [B, N, H, C] over keys and values [B, T, H, C].
+
+        The masks, bool [B, N] and [B, T], are True at real tokens. What is returned at padded
+        queries does not matter; padded keys must not count in anything.
+        """
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        token_mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attention outputs [B, N, D] of x [B, N, D], zero at padded positions.
+
+        Masks are bool [B, N], True at real tokens. With a context, keys and values come from it.
+        """
+        self._check(x, context, token_mask, context_mask)
+        tokens = real_tokens(x, token_mask)
+        source = tokens if context is None else real_tokens(context, context_mask)
+        q, k, v = self._project(tokens.x, source.x)
+        return self._output(self.attend(q, k, v, tokens.mask, source.mask), tokens)
+
+    def extra_repr(self) -> str:
+        """The sizes, for printing."""
+        return f"{self.dim}, {self.num_heads}, causal={self.causal}"
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (
+            rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
+            for projected in (self.q_proj(x), self.k_proj(source), self.v_proj(source))
+        )
+        return q, k, v
+
+    def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
+        y = self.out_proj(rearrange(out, "b n h c -> b n (h c)"))
+        return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
+
+    def _check(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        token_mask: Tensor | None,
+        context_mask: Tensor | None,
+    ) -> None:
+        check_inputs(self.dim, x, context, token_mask, context_mask)
+        if context is None:
+            return
+        if self.causal:
+            raise ValueError(
+                "a context does not go with causal=True: it has no order relative to x"
+            )
+        if not self.mechanism.cross:
+            raise ValueError(f"context was given, but {type(self).__name__} has no cross-attention")
+
+
+class DecodingAttention(QKVAttention):
+    """A mechanism whose causal form can go on from a state, token by token."""
+
+    @abstractmethod
+    def init_state(self, batch_size: int) -> Any:
+        """The state before the first token: a NamedTuple of tensors, batch first."""
+
+    @abstractmethod
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, mask: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Outputs [B, N, H, C] of the tokens that follow the state, and the state after them."""
+
+    def prefill(
+        self, x: Tensor, state: Any = None, *, token_mask: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
+        self._check_causal()
+        self._check(x, None, token_mask, None)
+        tokens = real_tokens(x, token_mask)
+        state = self.init_state(x.shape[0]) if state is None else state
+        out, state = self.extend(*self._project(tokens.x, tokens.x), state, tokens.mask)
+        return self._output(out, tokens), state
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Output [B, D] of the next token x_t [B, D], and the state after it."""
+        y, state = self.prefill(x_t[:, None], state)
+        return y[:, 0], state
+
+    def _check_causal(self) -> None:
+        if not self.causal:
+            raise ValueError("prefill, step and init_state need a layer built with causal=True")
