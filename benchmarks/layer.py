@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from released_arithmetic import ReleasedArithmetic
 from torch import Tensor, nn
 
-from primal_attention import PrimalAttention, ksvd_loss
+from primal_attention import PrimalAttention, ksvd_loss, record_ksvd
 
 ETA = 0.1
 Step = Callable[[Tensor], tuple[Tensor, ...]]  # all that has a gradient: outputs, the objective
@@ -81,7 +81,8 @@ def entries(dim: int, heads: int, directions: int) -> list[Entry]:
         layer = PrimalAttention(dim, heads, directions, weights=weights, causal=causal)
 
         def step(x: Tensor, layer: PrimalAttention = layer) -> tuple[Tensor, Tensor]:
-            return layer(x), ksvd_loss(layer)
+            with record_ksvd(layer):  # lets go of the graph of the last step before this one
+                return layer(x), ksvd_loss(layer)
 
         rows.append(Entry("primal", weights, causal, layer, step))
     return rows
@@ -124,7 +125,8 @@ def graph_ms(run: Callable[[], None], repeats: int) -> float:
     try:
         with torch.cuda.graph(graph):
             run()
-    except RuntimeError:
+    except RuntimeError as error:
+        print(f"not captured: {error}".splitlines()[0])
         torch.cuda.synchronize()
         return float("nan")
     graph.replay()

@@ -65,7 +65,8 @@ def record_ksvd(model: nn.Module) -> Iterator[None]:
     """Keep every training pass of each Primal layer, not only the latest.
 
     For layers that run more than once in a step: two towers, shared layers. The passes stay kept
-    after the block, until the layer next runs.
+    after the block, until the layer next runs. Entering the block lets go of what was kept before,
+    and so of the last step's graph: a step that is captured as a CUDA graph has to begin with it.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, KSVDLayer)]
     before = [layer.keep_all_runs for layer in layers]

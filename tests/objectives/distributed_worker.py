@@ -1,0 +1,134 @@
+"""One process of test_distributed.py: how far are its gradients from those of one process?
+
+Started by ``python -m torch.distributed.run``; process 0 writes {mode: {case: deviation}} as JSON.
+"""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from primal_attention import PrimalAttention, ksvd_loss
+
+OBJECTIVES = ["released", "zero", "explained_energy"]
+KINDS = {
+    "static causal": {"weights": "static", "causal": True},
+    "sampled": {"weights": "sampled"},
+    "dual": {"weights": "dual"},
+    "dual causal": {"weights": "dual", "causal": True},
+    "e alone": {"weights": "sampled", "scores": "e"},
+}
+B, N, D, H, S = 2, 11, 15, 3, 7  # B sequences a process
+
+
+class Model(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = PrimalAttention(D, H, S, samples_per_direction=2, **options)
+        self.second = PrimalAttention(D, H, S, samples_per_direction=2, **options)
+        self.double()
+
+    def forward(self, x, token_mask):
+        x = x + self.first(x, token_mask=token_mask)
+        return x + self.second(x, token_mask=token_mask)
+
+
+def shard_layers(model):
+    fully_shard(model.first)
+    fully_shard(model.second)
+    return shard_root(model)
+
+
+def shard_root(model):
+    fully_shard(model)
+    return model
+
+
+MODES = {"ddp": DistributedDataParallel, "fsdp layers": shard_layers, "fsdp root": shard_root}
+
+
+def batch():
+    """All sequences of one step; every one has a real token."""
+    x = torch.randn(B * dist.get_world_size(), N, D, dtype=torch.float64)
+    token_mask = torch.rand(x.shape[:2]) > 0.3
+    token_mask[:, 3] = True
+    return x, token_mask
+
+
+def mine(*tensors):
+    first = B * dist.get_rank()
+    return [tensor[first : first + B] for tensor in tensors]
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def backward(model, optimizer, x, token_mask, objective):
+    optimizer.zero_grad()
+    loss = model(x, token_mask).square().mean()
+    if objective is not None:
+        loss = loss + ksvd_loss(model, objective=objective)
+    loss.backward()
+
+
+def deviation(mode, kind, objective):
+    """Largest relative difference of a gradient over two steps of gradient descent."""
+    reference = Model(**KINDS[kind])
+    for layer in (reference.first, reference.second):
+        layer.raw_lambda.requires_grad_(objective is not None)
+    model = MODES[mode](copy.deepcopy(reference))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (reference, model)]
+    worst = 0.0
+    for _ in range(2):
+        x, token_mask = batch()
+        backward(reference, optimizers[0], x, token_mask, objective)
+        backward(model, optimizers[1], *mine(x, token_mask), objective)
+        for expected, parameter in zip(reference.parameters(), model.parameters(), strict=True):
+            if expected.grad is not None:
+                difference = (whole(parameter.grad) - expected.grad).abs().max()
+                worst = max(worst, float(difference / expected.grad.abs().max()))
+        for optimizer in optimizers:
+            optimizer.step()
+    return worst
+
+
+def ddp_stops():
+    """Whether DDP stops at the second step of a Lambda that needs a gradient and gets none."""
+    model = DistributedDataParallel(Model(weights="sampled"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    try:
+        for _ in range(2):
+            backward(model, optimizer, *mine(*batch()), None)
+    except RuntimeError as error:
+        return "find_unused_parameters" in str(error)
+    return False
+
+
+def main(path):
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    measured = {
+        mode: {f"{kind} {name}": deviation(mode, kind, name) for kind in KINDS for name in OBJECTIVES}
+        for mode in MODES
+    }
+    measured["no objective"] = {
+        f"{mode} {kind}": deviation(mode, kind, None) for mode in MODES for kind in ("sampled", "dual")
+    }
+    measured["lambda not frozen"] = {"ddp stops": ddp_stops()}
+    if dist.get_rank() == 0:
+        path.write_text(json.dumps(measured))
+    dist.barrier()  # a process that leaves early makes gloo abort in the other now and then
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,49 @@
+"""Two processes, each with half of the batch, have the gradients of one process with all of it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("distributed_worker.py")
+
+
+def free_port():
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return opened.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    path = tmp_path_factory.mktemp("distributed") / "measured.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+    command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", str(WORKER), str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(path.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ddp", "fsdp layers", "fsdp root"])
+def test_gradients_equal_those_of_one_process(measured, mode):
+    assert len(measured[mode]) == 15  # five kinds of layers, three objectives
+    for case, deviation in measured[mode].items():
+        assert deviation < 1e-9, case
+
+
+@pytest.mark.slow
+def test_without_objective_a_frozen_lambda_works(measured):
+    assert len(measured["no objective"]) == 6
+    for case, deviation in measured["no objective"].items():
+        assert deviation < 1e-9, case
+
+
+@pytest.mark.slow
+def test_without_objective_ddp_stops_unless_lambda_is_frozen(measured):
+    assert measured["lambda not frozen"] == {"ddp stops": True}
