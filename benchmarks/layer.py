@@ -201,7 +201,7 @@ def main() -> None:
     if options.out:
         date = datetime.datetime.now(datetime.UTC).date()
         torch_version = torch.__version__.split("+")[0]
-        path = options.out / f"layer_{card_name(device)}_torch{torch_version}_{date}.csv"
+        path = options.out / f"{card_name(device)}_torch{torch_version}_{date}.csv"
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([[*header.split(","), "peak_mib", "commit"], *rows])
 

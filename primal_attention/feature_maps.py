@@ -111,9 +111,15 @@ class ExponentialFeatureMap(FeatureMap):
     def __init__(self, head_dim: int, num_features: int | None = None, *, eps: float = 1e-6):
         super().__init__()
         self.head_dim = _positive("head_dim", head_dim)
-        self.feature_dim = _positive("num_features", num_features or head_dim)
+        self.feature_dim = _positive(
+            "num_features", head_dim if num_features is None else num_features
+        )
         self.eps = eps
         self.register_buffer("projection", torch.empty(self.feature_dim, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the directions; what a module that was built without memory calls at the end."""
         self.redraw()
 
     @torch.no_grad()
@@ -121,7 +127,10 @@ class ExponentialFeatureMap(FeatureMap):
         """Draw new random directions w_i."""
         blocks = math.ceil(self.feature_dim / self.head_dim)
         square = torch.randn(blocks, self.head_dim, self.head_dim)
-        directions = torch.linalg.qr(square).Q.reshape(-1, self.head_dim)[: self.feature_dim]
+        basis, triangle = torch.linalg.qr(square)
+        # With the signs of the triangle's diagonal the basis is uniform; without, it has a bias.
+        basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
+        directions = basis.reshape(-1, self.head_dim)[: self.feature_dim]
         lengths = torch.randn(self.feature_dim, self.head_dim).norm(dim=-1, keepdim=True)
         self.projection.copy_(directions * lengths)
 
@@ -160,11 +169,9 @@ def feature_map_pair(spec: FeatureMapSpec, head_dim: int) -> list[str | FeatureM
     ``spec`` is a name (cosine, exponential, elu, relu, identity), a :class:`FeatureMap`, or a pair
     (for queries, for keys) of these.
     """
-    specs = [spec] if isinstance(spec, str | FeatureMap) else list(spec)
-    if len(specs) not in (1, 2):
-        raise ValueError(
-            f"feature_map must be one map or a pair (queries, keys), got {len(specs)} maps"
-        )
+    specs = [spec] if isinstance(spec, str | FeatureMap) else spec
+    if not isinstance(specs, list | tuple) or len(specs) not in (1, 2):
+        raise ValueError(f"feature_map must be one map or a pair (queries, keys), got {spec!r}")
     maps = [_build(one, head_dim) for one in specs]
     dims = [head_dim if isinstance(one, str) else one.feature_dim for one in maps]
     if len(set(dims)) > 1:

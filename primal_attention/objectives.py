@@ -71,8 +71,9 @@ def record_ksvd(model: nn.Module) -> Iterator[None]:
     layers = [layer for layer in model.modules() if isinstance(layer, KSVDLayer)]
     before = [layer.keep_all_runs for layer in layers]
     for layer in layers:
+        if not layer.keep_all_runs:  # else an outer block is keeping them
+            layer.ksvd_runs = []
         layer.keep_all_runs = True
-        layer.ksvd_runs = []
     try:
         yield
     finally:
@@ -138,7 +139,9 @@ def _unexplained(run: KSVDStatistics) -> Tensor:
     else:
         a = einsum(run.x_sampled, run.x_sampled, "b h m p, b h m o -> b h p o")
     m = a - (run.w_e_given_x * run.lambda_diag[:, None, :]) @ run.w_r_given_x.mT
-    energy, left = (_energy(run, middle) for middle in (a, m))
+    size = a.detach().abs().amax((-2, -1), keepdim=True)  # cancels; keeps small inputs from 0 / 0
+    size = torch.where(size >= torch.finfo(a.dtype).tiny, size, 1.0)
+    energy, left = (_energy(run, middle / size) for middle in (a, m))
     some = energy > 0
     return torch.where(some, left / torch.where(some, energy, 1.0), 0.0)
 

@@ -271,9 +271,9 @@ def test_pairs_that_do_not_fit_are_refused():
         feature_map_pair((Doubled(C, 2 * C), "cosine"), C)
     with pytest.raises(ValueError, match=r"feature_map: a normalised map.*exponential.*cosine"):
         feature_map_pair(("exponential", "cosine"), C)
-    with pytest.raises(ValueError, match=r"feature_map.*one map or a pair.*got 3"):
+    with pytest.raises(ValueError, match=r"feature_map.*one map or a pair.*got \(.elu"):
         feature_map_pair(("elu", "elu", "elu"), C)
-    with pytest.raises(ValueError, match=r"feature_map.*one map or a pair.*got 0"):
+    with pytest.raises(ValueError, match=r"feature_map.*one map or a pair.*got \(\)"):
         feature_map_pair((), C)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from numbers import Integral
 
 
 def check_sizes(**sizes: int | None) -> None:
     """Raise unless each given size is a positive integer."""
     for name, size in sizes.items():
-        if size is not None and (not isinstance(size, int) or size < 1):
+        whole = isinstance(size, Integral) and not isinstance(size, bool)
+        if size is not None and (not whole or size < 1):
             raise ValueError(f"{name} must be a positive integer, got {size!r}")
 
 

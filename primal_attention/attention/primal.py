@@ -6,6 +6,7 @@ M landmarks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from primal_attention.attention.masks import (
     real_tokens,
     zero_padding,
 )
+from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.options import (
     check_choice,
     check_heads,
@@ -72,7 +74,7 @@ class PrimalAttention(KSVDLayer):
             ``"sampled"``: the paper's data-dependent weights $X'^\top w_e$ from M landmarks X' of
             the layer's input, evenly spaced over the real tokens.
             ``"static"``: parameters alone (F_X the identity). Then a token sees no other token
-            unless ``causal``: the layer is position-wise.
+            unless ``causal`` (or the map has a normaliser): the layer is position-wise.
             ``"dual"``: the stationarity conditions of eq. (14), $W_{e|X} = \Phi_k^\top H_r / n$ and
             $W_{r|X} = \Phi_q^\top H_e / n$ with H_e, H_r projected from the input.
         max_tokens: Upper bound of M; longer inputs are sampled.
@@ -87,6 +89,10 @@ class PrimalAttention(KSVDLayer):
         dropout: Probability of dropout after the output projection.
         bias: Whether the projections have a bias.
     """
+
+    mechanism = Mechanism(
+        "Chen et al., 2023", "N", causal=True, cross=True, decode="two sums of constant size"
+    )
 
     def __init__(  # noqa: PLR0913 - each option is a line of the docstring above
         self,
@@ -114,8 +120,10 @@ class PrimalAttention(KSVDLayer):
         check_choice("weights", weights, ("static", "sampled", "dual"))
         check_choice("scores", scores, ("both", "e", "r"))
         check_probabilities(landmark_dropout=landmark_dropout, dropout=dropout)
-        if not landmark_jitter >= 0:
-            raise ValueError(f"landmark_jitter must not be negative, got {landmark_jitter}")
+        if not 0 <= landmark_jitter < math.inf:
+            raise ValueError(
+                f"landmark_jitter must be finite and not negative, got {landmark_jitter}"
+            )
         if causal and weights == "sampled":
             raise ValueError(
                 "causal=True does not go with weights='sampled': landmarks show every token the "
@@ -220,6 +228,10 @@ class PrimalAttention(KSVDLayer):
         """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
         self._check_causal("prefill")
         self._check_inputs(x, None, token_mask, None)
+        if state is not None and state.num_tokens.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"state is of {state.num_tokens.shape[0]} sequences, x has {x.shape[0]}"
+            )
         tokens = real_tokens(x, token_mask)
         run, state = self._causal(tokens, state, grams=False)
         return self._output(run.out, tokens), state

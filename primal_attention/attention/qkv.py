@@ -6,25 +6,15 @@ Letters: B batch, N tokens, T source tokens (N in self-attention), D model dim, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from primal_attention.attention.masks import Tokens, check_inputs, real_tokens, zero_padding
+from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.options import check_heads, check_probabilities
-
-
-class Mechanism(NamedTuple):
-    """What a mechanism is and can do; the table of the documentation is made from these."""
-
-    paper: str  # Author et al., year
-    complexity: str  # in the number N of tokens, e.g. "N^2"
-    causal: bool = False  # whether it has a causal form
-    cross: bool = False  # whether keys and values may come from another sequence
-    decode: str = ""  # what the decode state holds; empty where there is none
-    fused: str = ""  # the fused path it runs on, if any
 
 
 class QKVAttention(nn.Module, ABC):

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.attention.qkv import DecodingAttention, Mechanism
+from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.qkv import DecodingAttention
 from primal_attention.precision import accumulate, accumulation_dtype
 
 
@@ -21,6 +22,27 @@ class KeyValueCache(NamedTuple):
     k: Tensor  # [B, T, H, C], accumulation dtype
     v: Tensor  # [B, T, H, C]
     mask: Tensor  # [B, T], 1 at real tokens
+
+    @classmethod
+    def empty(cls, batch_size: int, num_heads: int, weight: Tensor) -> KeyValueCache:
+        """The cache before the first token of a layer with that key projection [D, D]."""
+        dtype = accumulation_dtype(weight.dtype)
+        head_dim = weight.shape[0] // num_heads
+        empty = torch.zeros(batch_size, 0, num_heads, head_dim, dtype=dtype, device=weight.device)
+        return cls(empty, empty, empty[:, :, 0, 0])
+
+    def append(self, k: Tensor, v: Tensor, mask: Tensor | None) -> KeyValueCache:
+        """The cache with the keys and values [B, N, H, C] of new tokens at its end."""
+        new = torch.ones(k.shape[:2], device=k.device) if mask is None else mask
+        return KeyValueCache(
+            torch.cat([self.k, accumulate(k)], dim=1),
+            torch.cat([self.v, accumulate(v)], dim=1),
+            torch.cat([self.mask, new.to(self.mask.dtype)], dim=1),
+        )
+
+    def read(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values in that dtype, and the mask as bool."""
+        return self.k.to(dtype), self.v.to(dtype), self.mask > 0
 
 
 class SoftmaxAttention(DecodingAttention):
@@ -39,25 +61,14 @@ class SoftmaxAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> KeyValueCache:
         """An empty cache."""
         self._check_causal()
-        weight = self.k_proj.weight
-        dtype = accumulation_dtype(weight.dtype)
-        empty = torch.zeros(
-            batch_size, 0, self.num_heads, self.head_dim, dtype=dtype, device=weight.device
-        )
-        return KeyValueCache(empty, empty, empty[:, :, 0, 0])
+        return KeyValueCache.empty(batch_size, self.num_heads, self.k_proj.weight)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         """Attend to the cache and to the new tokens up to each."""
-        new = torch.ones(k.shape[:2], device=k.device) if mask is None else mask
-        state = KeyValueCache(
-            torch.cat([state.k, accumulate(k)], dim=1),
-            torch.cat([state.v, accumulate(v)], dim=1),
-            torch.cat([state.mask, new.to(state.mask.dtype)], dim=1),
-        )
-        keys, values = state.k.to(q.dtype), state.v.to(q.dtype)
-        return softmax_attention(q, keys, values, state.mask > 0, causal=True), state
+        state = state.append(k, v, mask)
+        return softmax_attention(q, *state.read(q.dtype), causal=True), state
 
 
 def softmax_attention(

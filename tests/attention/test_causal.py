@@ -7,7 +7,20 @@ import torch
 
 from primal_attention.ops.scan import chunked
 
-from .dense import MASKS, B, C, D, H, N, S, assert_close, build, dense, randn
+from .dense import (
+    MASKS,
+    B,
+    C,
+    D,
+    H,
+    N,
+    S,
+    assert_close,
+    assert_same_with_gradients,
+    build,
+    dense,
+    randn,
+)
 
 FORMS = [
     {"weights": weights, "feature_map": feature_map}
@@ -79,6 +92,19 @@ def test_prefill_in_chunks_equals_the_full_pass(layer, bounds, mask):
         y, state = layer.prefill(x[:, start:stop], state, token_mask=part)
         outputs.append(y)
     assert_close(torch.cat(outputs, dim=1), dense(layer, x, token_mask))
+
+
+@pytest.mark.parametrize("mask", ["none", "holes"])
+def test_gradients_flow_through_the_state(layer, mask):
+    token_mask = MASKS[mask]
+    x = randn(B, N, D).requires_grad_()
+    state, outputs = None, []
+    for start, stop in pairwise((0, 1, 9, N)):
+        part = None if token_mask is None else token_mask[:, start:stop]
+        y, state = layer.prefill(x[:, start:stop], state, token_mask=part)
+        outputs.append(y)
+    got = torch.cat(outputs, dim=1)
+    assert_same_with_gradients(layer, got, layer(x, token_mask=token_mask), [x])
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -38,8 +38,15 @@ def test_gradients_equal_those_of_one_process(measured, mode):
 
 
 @pytest.mark.slow
+def test_two_checkpointed_towers_equal_those_of_one_process(measured):
+    assert len(measured["two towers"]) == 15  # five kinds of layers, three ways to distribute
+    for case, deviation in measured["two towers"].items():
+        assert deviation < 1e-9, case
+
+
+@pytest.mark.slow
 def test_without_objective_a_frozen_lambda_works(measured):
-    assert len(measured["no objective"]) == 6
+    assert len(measured["no objective"]) == 9
     for case, deviation in measured["no objective"].items():
         assert deviation < 1e-9, case
 

@@ -44,7 +44,10 @@ def test_gradients_pass_from_a_later_layer_through_an_earlier_one(kind, objectiv
     model, inputs = Stack(kind), make_inputs(kind)
     inputs.run(model)
     middle = inputs.x + model.first(inputs.x, **inputs.masks)
-    taken = [runs(model.first, inputs.x, **inputs.masks), runs(model.second, middle, **inputs.masks)]
+    taken = [
+        runs(model.first, inputs.x, **inputs.masks),
+        runs(model.second, middle, **inputs.masks),
+    ]
     actual, expected = loss_of(model, objective), objective_of_layers(taken, objective)
     assert_near(actual, expected)
     assert_near(gradients(actual, model, [inputs.x]), gradients(expected, model, [inputs.x]))
@@ -121,17 +124,26 @@ def test_passes_are_kept_after_the_block():
     assert_near(loss_of(layer, "released"), inside)
 
 
-def test_nested_blocks_keep_every_pass_of_the_outer_one():
+def test_leaving_an_inner_block_does_not_end_the_outer_one():
+    model, inputs = Stack("static"), make_inputs()
+    with record_ksvd(model):
+        with record_ksvd(model.second):
+            pass
+        for half in halves(inputs):
+            half.run(model)
+        assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 2
+    inputs.run(model)
+    assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 1
+
+
+def test_inner_block_keeps_the_passes_of_the_outer_one():
     model, inputs = Stack("static"), make_inputs()
     first, second = halves(inputs)
     with record_ksvd(model):
         first.run(model)
         with record_ksvd(model.second):
             second.run(model)
-        assert model.second.keep_all_runs  # leaving the inner block does not end the outer one
         assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 2
-    assert not model.first.keep_all_runs
-    assert not model.second.keep_all_runs
 
 
 def test_block_ends_after_an_exception():
@@ -178,7 +190,9 @@ def test_accumulated_gradients_are_the_mean_over_micro_batches(kind, objective):
         task = part.run(model).mean() * 0.0
         ((task + loss_of(model, objective)) / len(parts)).backward()
     accumulated = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert_near(accumulated, {name: (expected[0][name] + expected[1][name]) / 2 for name in accumulated})
+    assert_near(
+        accumulated, {name: (expected[0][name] + expected[1][name]) / 2 for name in accumulated}
+    )
 
 
 def test_copies_start_without_passes():

@@ -36,8 +36,9 @@ def moment(
 def _forward(z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str) -> Tensor:
     total = _empty_output(z, values).zero_()
     for piece in token_chunks(z):
-        phi = FIXED_MAPS[feature_map].forward(head_first(z, piece))
-        total += zeroed(phi, mask_of(token_mask, piece)).mT @ head_first(values, piece)
+        mask = mask_of(token_mask, piece)
+        phi = zeroed(FIXED_MAPS[feature_map].forward(head_first(z, piece)), mask)
+        total += phi.mT @ zeroed(head_first(values, piece), mask)
     return total
 
 
@@ -57,8 +58,8 @@ def _backward(
         mask = mask_of(token_mask, piece)
         z_piece = head_first(z, piece)
         phi = zeroed(function.forward(z_piece), mask)
-        d_phi = zeroed(head_first(values, piece) @ d_moment.mT, mask)
-        dz[:, piece] = function.vjp(z_piece, d_phi).transpose(1, 2)
+        d_phi = head_first(values, piece) @ d_moment.mT
+        dz[:, piece] = zeroed(function.vjp(z_piece, d_phi), mask).transpose(1, 2)
         d_values[:, piece] = (phi @ d_moment).transpose(1, 2)
     return dz, d_values
 

@@ -20,4 +20,4 @@ def moment(
 ) -> Tensor:
     r"""$\sum_i \phi(z_i) h_i^\top$ over the real tokens, [B, H, P, S]: the sums of eq. (14)."""
     phi = masked(FIXED_MAPS[feature_map].forward(accumulate(z)), token_mask)
-    return einsum(phi, accumulate(values), "b n h p, b n h s -> b h p s")
+    return einsum(phi, masked(accumulate(values), token_mask), "b n h p, b n h s -> b h p s")

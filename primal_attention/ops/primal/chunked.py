@@ -157,7 +157,7 @@ def _side_backward(
     if side.a is not None and d_piece is not None:
         d_phi += d_piece @ side.a.mT
         da += (phi.mT @ d_piece).sum_to_size(da.shape)
-    return feature_map.vjp(z, zeroed(d_phi, mask))
+    return zeroed(feature_map.vjp(z, d_phi), mask)
 
 
 def _empty_gradients(
@@ -182,6 +182,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, token_mask = ctx.saved_tensors
+    d_outputs = tuple(None if d is None or not d.numel() else d for d in d_outputs)
     maps = token_mask, ctx.map_q, ctx.map_k
     grads: list[Tensor | None]
     if torch.is_grad_enabled():

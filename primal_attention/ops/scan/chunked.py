@@ -60,8 +60,11 @@ class _Pieces:
     def __call__(self, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
         phi_q = zeroed(self.map_q.forward(head_first(self.q, piece)), self.mask(piece))
         phi_k = zeroed(self.map_k.forward(head_first(self.k, piece)), self.mask(piece))
-        values = head_first(self.values, piece)
+        values = self.raw_values(piece)
         return phi_q, phi_k, values if self.value_map is None else values @ self.value_map
+
+    def raw_values(self, piece: slice) -> Tensor:
+        return zeroed(head_first(self.values, piece), self.mask(piece))
 
 
 @torch.library.custom_op("primal_attention::scan_forward", mutates_args=())
@@ -117,20 +120,20 @@ def _backward(
         phi_q, phi_k, v = pieces(piece)
         dy = head_first(d_out, piece)
         d_phi = (dy @ v.mT).tril() @ phi_k + dy @ prefix.mT
-        dq_piece = pieces.map_q.vjp(head_first(q, piece), zeroed(d_phi, pieces.mask(piece)))
-        dq[:, piece] = dq_piece.transpose(1, 2)
+        dq_piece = pieces.map_q.vjp(head_first(q, piece), d_phi)
+        dq[:, piece] = zeroed(dq_piece, pieces.mask(piece)).transpose(1, 2)
         prefix += phi_k.mT @ v
     d_map.zero_()
-    suffix = d_state.clone()
+    suffix = d_state.clone(memory_format=torch.contiguous_format)
     for piece in reversed(pieces.slices):
         phi_q, phi_k, v = pieces(piece)
         dy = head_first(d_out, piece)
         d_phi = (dy @ v.mT).tril().mT @ phi_q + v @ suffix.mT
-        dk_piece = pieces.map_k.vjp(head_first(k, piece), zeroed(d_phi, pieces.mask(piece)))
-        dk[:, piece] = dk_piece.transpose(1, 2)
+        dk_piece = pieces.map_k.vjp(head_first(k, piece), d_phi)
+        dk[:, piece] = zeroed(dk_piece, pieces.mask(piece)).transpose(1, 2)
         dv = (phi_q @ phi_k.mT).tril().mT @ dy + phi_k @ suffix
         if pieces.value_map is not None:
-            d_map += (head_first(values, piece).mT @ dv).sum((0, 1))
+            d_map += (pieces.raw_values(piece).mT @ dv).sum((0, 1))
             dv = dv @ pieces.value_map.mT
         d_values[:, piece] = dv.transpose(1, 2)
         suffix += phi_q.mT @ dy

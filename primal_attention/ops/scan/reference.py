@@ -42,7 +42,7 @@ def scan(
     """
     phi_q = masked(FIXED_MAPS[map_q].forward(accumulate(q)), token_mask)
     phi_k = masked(FIXED_MAPS[map_k].forward(accumulate(k)), token_mask)
-    values = accumulate(values)
+    values = masked(accumulate(values), token_mask)
     if value_map is not None:
         values = values @ accumulate(value_map)
     kernel_matrix = einsum(phi_q, phi_k, "b n h p, b m h p -> b h n m").tril()

@@ -1,0 +1,77 @@
+"""Error of every mechanism in float32, bfloat16 and float16 against float64.
+
+    python benchmarks/precision.py [--out FILE.csv]
+
+Each layer is built once and moved to the precision; the same input, mask and output gradient go
+through it. The error is |a - b| / |b| over all real tokens (outputs, input gradients) and over all
+parameters (parameter gradients).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from primal_attention import ATTENTIONS
+
+B, N, D, H = 4, 512, 128, 4
+
+
+def run(layer: nn.Module, x: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = next(layer.parameters()).dtype
+    x = x.detach().to(dtype).requires_grad_()
+    y = layer(x, token_mask=mask)
+    y.backward(grad.to(dtype))
+    assert x.grad is not None
+    parameters = [p.grad.double().flatten() for p in layer.parameters() if p.grad is not None]
+    return y.detach().double(), x.grad.double(), torch.cat(parameters)
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+def builds() -> list[tuple[str, bool, dict[str, object]]]:
+    rows: list[tuple[str, bool, dict[str, object]]] = []
+    for name, kind in ATTENTIONS.items():
+        for causal in (False, True):
+            if name == "primal":
+                for weights in ("static", "dual") if causal else ("sampled", "dual"):
+                    rows.append((name, causal, {"weights": weights}))
+            elif not causal or kind.mechanism.causal:
+                rows.append((name, causal, {}))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    header = ["mechanism", "options", "causal", "dtype", "output", "input_grad", "parameter_grad"]
+    rows = []
+    for name, causal, extra in builds():
+        torch.manual_seed(0)
+        layer = ATTENTIONS[name](D, H, causal=causal, **extra).to(device).eval()
+        x, grad = torch.randn(2, B, N, D, device=device, dtype=torch.float64)
+        lengths = torch.tensor([N, N - 57, N // 2, N // 5], device=device)
+        mask = torch.arange(N, device=device) < lengths[:, None]
+        exact = run(copy.deepcopy(layer).double(), x, mask, grad)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            got = run(copy.deepcopy(layer).to(dtype), x, mask, grad)
+            errors = [f"{relative_error(a, b):.2e}" for a, b in zip(got, exact, strict=True)]
+            choice = " ".join(f"{key}={value}" for key, value in extra.items())
+            rows.append([name, choice, causal, str(dtype).removeprefix("torch."), *errors])
+            print("  ".join(f"{cell!s:>16}" for cell in rows[-1]), flush=True)
+    if options.out:
+        with options.out.open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""The package as its users get it: names, version, wheel, and what an import costs."""
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import primal_attention
+
+ROOT = Path(__file__).parents[1]
+
+PUBLIC = {
+    "primal_attention": [
+        "ATTENTIONS",
+        "PrimalAttention",
+        "build_attention",
+        "ksvd_loss",
+        "record_ksvd",
+    ],
+    "primal_attention.attention": ["ATTENTIONS", "PrimalAttention", "build_attention"],
+    "primal_attention.ops.moment": ["moment"],
+    "primal_attention.ops.primal": ["PrimalResult", "gram", "primal_attention"],
+    "primal_attention.ops.scan": ["ScanResult", "scan"],
+    "primal_attention.testing": [
+        "ClauseResult",
+        "ContractError",
+        "Report",
+        "Status",
+        "check_attention",
+    ],
+}
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+{setup}
+import primal_attention
+names = [m.name for m in pkgutil.walk_packages(primal_attention.__path__, "primal_attention.")]
+for name in names:
+    importlib.import_module(name)
+assert len(names) > 20, names
+"""
+
+
+def run(code, *, cwd):
+    """A fresh interpreter that sees neither the working directory nor PYTHONPATH."""
+    return subprocess.run(
+        [sys.executable, "-I", "-W", "error", "-c", code],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def assert_succeeded(result):
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names(module):
+    imported = importlib.import_module(module)
+    assert sorted(imported.__all__) == PUBLIC[module]
+    for name in imported.__all__:
+        assert getattr(imported, name) is not None
+
+
+def test_every_name_of_the_theory_can_be_imported():
+    from primal_attention import theory
+
+    assert len(theory.__all__) == len(set(theory.__all__)) > 10
+    for name in theory.__all__:
+        assert getattr(theory, name) is not None
+
+
+def test_the_version_is_one():
+    version = primal_attention.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|(a|b|rc)\d+)?", version), version
+
+
+def test_the_dependencies_are_three():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.match(r"[\w-]+", requirement).group() for requirement in project["dependencies"]}
+    assert names == {"torch", "numpy", "einops"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert_succeeded(built)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The wheel in a folder of its own."""
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_the_wheel_is_for_every_platform_and_has_the_version(wheel):
+    version = primal_attention.__version__
+    assert wheel.name == f"primal_attention-{version}-py3-none-any.whl"
+
+
+def test_what_is_in_the_wheel(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata_name,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        metadata = archive.read(metadata_name).decode()
+    assert "primal_attention/py.typed" in names
+    assert [name for name in names if Path(name).name == "LICENSE"]
+    assert {Path(name).parts[0].split("-")[0] for name in names} == {"primal_attention"}
+    assert not [name for name in names if re.search(r"(^|/)(tests?/|test_|conftest)", name)]
+    assert not [name for name in names if name.endswith((".pyc", ".csv", ".png", ".pt"))]
+    for source in (ROOT / "primal_attention").rglob("*.py"):
+        assert str(source.relative_to(ROOT)) in names, "a module is missing"
+    assert "License-Expression: MIT" in metadata
+    required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, flags=re.MULTILINE)
+    assert sorted(required) == ["einops", "numpy", "torch"]
+
+
+def test_the_wheel_works_by_itself(installed, tmp_path):
+    code = IMPORT_ALL.format(setup=f"sys.path.insert(0, {str(installed)!r})")
+    code += f"""
+from pathlib import Path
+assert Path(primal_attention.__file__).is_relative_to({str(installed)!r}), primal_attention.__file__
+import torch
+layer = primal_attention.PrimalAttention(12, 2, 3)
+y = layer(torch.randn(2, 5, 12))
+assert y.shape == (2, 5, 12)
+(y.sum() + primal_attention.ksvd_loss(layer)).backward()
+"""
+    assert_succeeded(run(code, cwd=tmp_path))
+
+
+def test_no_module_of_the_package_imports_an_optional_library(tmp_path):
+    code = IMPORT_ALL.format(setup=f"sys.path.insert(0, {str(ROOT)!r})")
+    code += """
+heavy = {"matplotlib", "sklearn", "scipy", "lightning", "transformers", "timm", "pandas", "pytest"}
+found = sorted(heavy & {name.split(".")[0] for name in sys.modules})
+assert not found, found
+"""
+    assert_succeeded(run(code, cwd=tmp_path))
+
+
+def test_an_import_has_no_side_effects(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+torch.manual_seed(7)
+before = torch.get_rng_state(), torch.get_default_dtype(), torch.get_num_threads()
+import primal_attention, primal_attention.testing
+assert torch.equal(torch.get_rng_state(), before[0])
+assert (torch.get_default_dtype(), torch.get_num_threads()) == before[1:]
+assert torch.is_grad_enabled()
+"""
+    result = run(code, cwd=tmp_path)
+    assert_succeeded(result)
+    assert result.stdout == result.stderr == ""
+    assert list(tmp_path.iterdir()) == []
