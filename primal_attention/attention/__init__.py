@@ -6,13 +6,21 @@ from typing import Any
 
 from torch import nn
 
+from primal_attention.attention.flow import FlowAttention
 from primal_attention.attention.options import check_choice
 from primal_attention.attention.primal import PrimalAttention
+from primal_attention.attention.reformer import ReformerAttention
+from primal_attention.attention.soft import SoftAttention
 from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.yoso import YosoAttention
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "primal": PrimalAttention,
     "softmax": SoftmaxAttention,
+    "reformer": ReformerAttention,
+    "yoso": YosoAttention,
+    "soft": SoftAttention,
+    "flow": FlowAttention,
 }
 
 

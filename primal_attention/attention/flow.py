@@ -1,0 +1,165 @@
+r"""Flow attention: linear attention under conservation of flow.
+
+Letters: B batch, N tokens (sinks), T source tokens, H heads, C head dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from einops import einsum
+from torch import Tensor
+
+from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.ops.chunks import masked
+from primal_attention.ops.moment import moment
+from primal_attention.ops.running_mean import token_counts
+from primal_attention.ops.scan import scan
+from primal_attention.precision import accumulate, accumulation_dtype, exact
+
+_EPS = 1e-6
+
+
+class FlowState(NamedTuple):
+    """The sums over the tokens so far: constant in their number, in at least float32."""
+
+    q_sum: Tensor  # [B, H, C]: sinks
+    k_sum: Tensor  # [B, H, C]: sources
+    q_flow: Tensor  # [B, H, C]: sinks, each divided by its mean incoming flow
+    k_flow: Tensor  # [B, H, C]: sources, each divided by its mean outgoing flow
+    competition: Tensor  # [B, H]: the denominator of the softmax over the sources
+    kv: Tensor  # [B, H, C, C]: moment of the sources and the values they won
+    num_tokens: Tensor  # [B]
+
+
+class FlowAttention(DecodingAttention):
+    r"""Flowformer, Wu et al. 2022: values flow from sources (keys) to sinks (queries).
+
+    With $\phi$ the sigmoid, n sinks and t sources:
+
+    - incoming flow of a sink $I_i = \phi(q_i)^\top \sum_j \phi(k_j)$, outgoing flow of a source
+      $O_j = \phi(k_j)^\top \sum_i \phi(q_i)$;
+    - conserved $\hat I_i = \phi(q_i)^\top \sum_j \phi(k_j) / O_j$ and
+      $\hat O_j = \phi(k_j)^\top \sum_i \phi(q_i) / I_i$;
+    - competition of the sources $\hat v_j = t\, softmax_j(\hat O)\, v_j$;
+    - aggregation and allocation to the sinks
+      $o_i = \sigma(\hat I_i\, n / t) \frac{\phi(q_i)^\top}{I_i} \sum_j \phi(k_j) \hat v_j^\top$.
+
+    As in the published code, $\hat O$ is clamped to [-1, 1] before the softmax, and 1e-6 is added
+    to both factors of the four flows. Only real tokens are summed over and counted.
+
+    Causal, as published: all sums, that of the softmax too, run up to the token; where the flows
+    are refined they are means over the t tokens up to theirs, and t replaces n and the number of
+    sources.
+    """
+
+    mechanism = Mechanism(
+        "Wu et al., 2022", "N", causal=True, cross=True, decode="sums of constant size"
+    )
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
+    ) -> Tensor:
+        """Sums over all tokens, or up to each one where the layer is causal."""
+        if self.causal:
+            return self.extend(q, k, v, self.init_state(q.shape[0]), mask)[0]
+        return _flow(q, k, v, mask, source_mask)
+
+    def init_state(self, batch_size: int) -> FlowState:
+        """The state before the first token."""
+        self._check_causal()
+        weight, H, C = self.q_proj.weight, self.num_heads, self.head_dim
+        dtype = accumulation_dtype(weight.dtype)
+        kv = torch.zeros(batch_size, H, C, C, dtype=dtype, device=weight.device)
+        vector, number = kv[..., 0], kv[..., 0, 0]
+        return FlowState(vector, vector, vector, vector, number, kv, number[:, 0])
+
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: FlowState, mask: Tensor | None
+    ) -> tuple[Tensor, FlowState]:
+        """Running sums that start from those of the state."""
+        return _causal_flow(q, k, v, state, mask)
+
+
+@exact
+def _flow(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
+) -> Tensor:
+    sinks = masked(accumulate(q).sigmoid(), mask)  # [B, N, H, C]
+    sources = masked(accumulate(k).sigmoid(), source_mask)  # [B, T, H, C]
+    num_sinks, num_sources = _count(q, mask), _count(k, source_mask)
+    incoming = _flow_through(sinks, _total(sources))  # [B, N, H]
+    outgoing = _flow_through(sources, _total(sinks))  # [B, T, H]
+    conserved_in = _flow_through(sinks, _total(sources / outgoing[..., None]))
+    conserved_out = _flow_through(sources, _total(sinks / incoming[..., None]))
+    strength = _zero_padded(conserved_out.clamp(-1.0, 1.0).exp(), source_mask)
+    share = strength / strength.sum(1, keepdim=True).clamp(min=_EPS) * num_sources
+    allocation = (conserved_in * num_sinks / num_sources.clamp(min=1)).sigmoid()
+    total = moment(sources, accumulate(v) * share[..., None], feature_map="identity")
+    read = einsum(sinks / incoming[..., None], total, "b n h c, b h c d -> b n h d")
+    return (read * allocation[..., None]).to(v.dtype)
+
+
+@exact
+def _causal_flow(
+    q: Tensor, k: Tensor, v: Tensor, state: FlowState, mask: Tensor | None
+) -> tuple[Tensor, FlowState]:
+    sinks, sources = (masked(accumulate(z).sigmoid(), mask) for z in (q, k))  # [B, N, H, C]
+    counts = token_counts(q, mask, state.num_tokens)  # [B, N]
+    number = counts.clamp(min=1)[..., None].to(sinks.dtype)
+    q_sum, k_sum = _running(sinks, state.q_sum), _running(sources, state.k_sum)
+    incoming = _flow_through(sinks, k_sum) / number
+    outgoing = _flow_through(sources, q_sum) / number
+    q_flow = _running(sinks / incoming[..., None], state.q_flow)
+    k_flow = _running(sources / outgoing[..., None], state.k_flow)
+    conserved_in = _flow_through(sinks, k_flow) / number
+    conserved_out = _flow_through(sources, q_flow) / number
+    strength = _zero_padded(conserved_out.clamp(-1.0, 1.0).exp(), mask)
+    competition = _running(strength, state.competition)
+    share = strength / competition.clamp(min=_EPS) * number
+    read, kv = scan(
+        sinks / (incoming * number)[..., None],
+        sources,
+        accumulate(v) * share[..., None],
+        state=state.kv,
+        token_mask=mask,
+        map_q="identity",
+        map_k="identity",
+    )
+    after = FlowState(
+        q_sum[:, -1],
+        k_sum[:, -1],
+        q_flow[:, -1],
+        k_flow[:, -1],
+        competition[:, -1],
+        kv,
+        counts[:, -1].to(kv.dtype),
+    )
+    return (read * conserved_in.sigmoid()[..., None]).to(v.dtype), after
+
+
+def _flow_through(z: Tensor, total: Tensor) -> Tensor:
+    """The flow [B, N, H] between each token z [B, N, H, C] and the total of the other side."""
+    return ((z + _EPS) * (total + _EPS)).sum(-1)
+
+
+def _total(z: Tensor) -> Tensor:
+    return z.sum(1, keepdim=True)
+
+
+def _running(z: Tensor, before: Tensor) -> Tensor:
+    return z.cumsum(1) + before[:, None]
+
+
+def _count(z: Tensor, mask: Tensor | None) -> Tensor:
+    """How many real tokens there are, [B, 1, 1] or [1, 1, 1]."""
+    if mask is None:
+        return torch.full((1, 1, 1), z.shape[1], device=z.device)
+    return mask.sum(1)[:, None, None]
+
+
+def _zero_padded(z: Tensor, mask: Tensor | None) -> Tensor:
+    """The numbers [B, N, H] with zeros at padding."""
+    return z if mask is None else torch.where(mask[..., None], z, 0.0)

@@ -1,0 +1,31 @@
+"""Mechanisms whose keys are made of the queries, so that there is no key projection.
+
+Letters: B batch, N tokens, H heads, C head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from einops import rearrange
+from torch import Tensor
+
+from primal_attention.attention.qkv import QKVAttention
+
+
+class SharedQKAttention(QKVAttention):
+    """The frame of :class:`QKVAttention` without ``k_proj``: ``attend`` gets k = q.
+
+    Both sides come from the same tokens, hence there is no cross-attention.
+    """
+
+    def __init__(self, dim: int, num_heads: int, **options: Any):
+        super().__init__(dim, num_heads, **options)
+        del self.k_proj
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, v = (
+            rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
+            for projected in (self.q_proj(x), self.v_proj(source))
+        )
+        return q, q, v
