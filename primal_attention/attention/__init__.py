@@ -6,21 +6,33 @@ from typing import Any
 
 from torch import nn
 
+from primal_attention.attention.cosformer import CosformerAttention
 from primal_attention.attention.flow import FlowAttention
+from primal_attention.attention.linformer import LinformerAttention
+from primal_attention.attention.longformer import LongformerAttention
+from primal_attention.attention.nystrom import NystromAttention
 from primal_attention.attention.options import check_choice
+from primal_attention.attention.performer import PerformerAttention
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.attention.reformer import ReformerAttention
 from primal_attention.attention.soft import SoftAttention
 from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.sparse import SparseAttention
 from primal_attention.attention.yoso import YosoAttention
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "primal": PrimalAttention,
     "softmax": SoftmaxAttention,
+    "performer": PerformerAttention,
+    "linformer": LinformerAttention,
+    "nystrom": NystromAttention,
     "reformer": ReformerAttention,
+    "longformer": LongformerAttention,
     "yoso": YosoAttention,
+    "cosformer": CosformerAttention,
     "soft": SoftAttention,
     "flow": FlowAttention,
+    "sparse": SparseAttention,
 }
 
 

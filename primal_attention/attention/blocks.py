@@ -1,0 +1,78 @@
+"""Exact attention to few keys: blocks of queries, each with the keys that some of them see.
+
+Letters: B batch, N tokens, H heads, C head dim, n blocks, l queries in a block, m keys of a block.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Source(NamedTuple):
+    """The keys and values of each block, and which of them its queries see."""
+
+    k: Tensor  # [B, n, m, H, C]
+    v: Tensor  # [B, n, m, H, C]
+    seen: Tensor  # bool [B, n, l, m]
+
+
+class Reach(NamedTuple):
+    """How many tokens a window reaches before and after its own."""
+
+    before: int
+    after: int
+
+
+def into_blocks(x: Tensor, length: int) -> Tensor:
+    """The tokens [B, N, ...] as blocks [B, n, length, ...], filled up with zeros (False)."""
+    B, N, *rest = x.shape
+    num_blocks = -(-N // length)
+    return _fill_up(x, num_blocks * length - N).reshape(B, num_blocks, length, *rest)
+
+
+def windows(k: Tensor, v: Tensor, real: Tensor, length: int, reach: Reach) -> Source:
+    """The keys within reach of each query, for blocks of ``length`` queries.
+
+    k and v [B, before + N, H, C] and real [B, before + N] begin with the ``before`` tokens that
+    stand in front of the first query.
+    """
+    size = reach.before + length + reach.after
+    N = k.shape[1] - reach.before
+    missing = -(-N // length) * length - N + reach.after
+    k, v, real = (_fill_up(x, missing).unfold(1, size, length) for x in (k, v, real))
+    query = torch.arange(length, device=real.device)[:, None]
+    ahead = torch.arange(size, device=real.device) - query  # of the first key within reach
+    inside = (ahead >= 0) & (ahead <= reach.before + reach.after)  # [l, m]
+    return Source(k.movedim(-1, 2), v.movedim(-1, 2), real[:, :, None] & inside)
+
+
+def with_common(source: Source, k: Tensor, v: Tensor, seen: Tensor) -> Source:
+    """The source with keys and values [B, G, H, C] that are the same for all blocks at its end."""
+    n = source.k.shape[1]
+    k, v = (z[:, None].expand(-1, n, -1, -1, -1) for z in (k, v))
+    return Source(
+        torch.cat([source.k, k], dim=2),
+        torch.cat([source.v, v], dim=2),
+        torch.cat([source.seen, seen], dim=3),
+    )
+
+
+def attend_blocks(q: Tensor, source: Source) -> Tensor:
+    """Outputs [B, n l, H, C] of queries [B, n, l, H, C], through SDPA.
+
+    A query that sees no key gets the mean of all values of its block.
+    """
+    B, n, l, H, C = q.shape
+    q, k, v = (z.flatten(0, 1).transpose(1, 2) for z in (q, source.k, source.v))
+    seen = source.seen.flatten(0, 1)[:, None]  # [B n, 1, l, m]
+    seen = seen | ~seen.any(-1, keepdim=True)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    return out.transpose(1, 2).reshape(B, n * l, H, C)
+
+
+def _fill_up(x: Tensor, missing: int) -> Tensor:
+    return F.pad(x, [0, 0] * (x.ndim - 2) + [0, missing])

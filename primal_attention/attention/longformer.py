@@ -1,0 +1,208 @@
+r"""Longformer: exact attention to a window of neighbours and to a few global tokens.
+
+Letters: B batch, N tokens, H heads, C head dim, W tokens before the window's own, G global tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from primal_attention.attention.blocks import (
+    Reach,
+    attend_blocks,
+    into_blocks,
+    windows,
+    with_common,
+)
+from primal_attention.attention.masks import Tokens, real_tokens
+from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.options import check_sizes
+from primal_attention.attention.order import Order, take, token_order
+from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.softmax import softmax_attention
+from primal_attention.precision import accumulate
+
+
+class WindowCache(NamedTuple):
+    """Keys and values of the last tokens and of the global ones, in at least float32."""
+
+    k: Tensor  # [B, W, H, C]: of the last W real tokens, at the end where they are fewer
+    v: Tensor
+    mask: Tensor  # [B, W], 1 where there is a token
+    global_k: Tensor  # [B, G, H, C]: of the first G real tokens, undefined where not yet seen
+    global_v: Tensor
+    num_tokens: Tensor  # [B]
+
+
+class LongformerAttention(DecodingAttention):
+    r"""Sliding window and global attention, Beltagy et al. 2020.
+
+    $y_i = \sum_{j \in A_i} softmax_j(q_i^\top k_j / \sqrt C)\, v_j$ with
+    $A_i = \{j : |i - j| \le w / 2\} \cup \{j < G\}$, where i and j count the real tokens. The
+    first G of them are global: all tokens see them, and they see all tokens, through projections of
+    their own (``q_global``, ``k_global``, ``v_global``).
+
+    Causal: $A_i = \{j : i - w \le j \le i\} \cup \{j < G, j \le i\}$, as many keys as before. What
+    a global token sees then lies among the global tokens, so there are no global projections.
+
+    Args:
+        dim: Model dimension D, a multiple of ``num_heads``.
+        num_heads: Number of heads H.
+        window: Width w of the window, an even number.
+        num_global_tokens: How many of the first real tokens are global, G; 1 for a class token.
+        causal: Each token sees itself and those before it.
+        dropout: Probability of dropout after the output projection.
+        bias: Whether the projections have a bias.
+    """
+
+    mechanism = Mechanism(
+        "Beltagy et al., 2020",
+        "N w",
+        causal=True,
+        decode="keys and values of the last w tokens and of the global ones",
+        fused="SDPA",
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        window: int = 512,
+        num_global_tokens: int = 1,
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
+        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        check_sizes(window=window)
+        if window % 2:
+            raise ValueError(f"window must be even, got {window}")
+        if not isinstance(num_global_tokens, int) or num_global_tokens < 0:
+            raise ValueError(f"num_global_tokens must be 0 or more, got {num_global_tokens!r}")
+        self.window, self.num_global_tokens = window, num_global_tokens
+        self.reach = Reach(window, 0) if causal else Reach(window // 2, window // 2)
+        self.has_global_rows = num_global_tokens > 0 and not causal
+        if self.has_global_rows:
+            self.q_global = nn.Linear(dim, dim, bias=bias)
+            self.k_global = nn.Linear(dim, dim, bias=bias)
+            self.v_global = nn.Linear(dim, dim, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        token_mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attention outputs [B, N, D] of x [B, N, D], zero at padded positions.
+
+        Masks are bool [B, N], True at real tokens. A context is a ValueError.
+        """
+        self._check(x, context, token_mask, context_mask)
+        tokens = real_tokens(x, token_mask)
+        out = self.attend(*self._project(tokens.x, tokens.x), tokens.mask, tokens.mask)
+        if self.has_global_rows:
+            out = self._with_global_rows(out, tokens)
+        return self._output(out, tokens)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
+    ) -> Tensor:
+        """All pairs where they are within reach, windows and global keys otherwise."""
+        if self.reach.before >= q.shape[1]:
+            return softmax_attention(q, k, v, mask, causal=self.causal)
+        order = token_order(q, mask)
+        joined = _joined(self._empty_cache(k), order.pack(k), order.pack(v), order)
+        return order.unpack(_attend(order.pack(q), joined, self.reach))
+
+    def init_state(self, batch_size: int) -> WindowCache:
+        """An empty cache."""
+        self._check_causal()
+        weight = accumulate(self.k_proj.weight)
+        like = weight.new_empty(batch_size, 0, self.num_heads, self.head_dim)
+        return self._empty_cache(like)
+
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: WindowCache, mask: Tensor | None
+    ) -> tuple[Tensor, WindowCache]:
+        """Attend to the cache and to the new tokens up to each."""
+        order = token_order(q, mask)
+        joined = _joined(state, order.pack(k), order.pack(v), order)
+        out = order.unpack(_attend(order.pack(q), joined, self.reach))
+        return out, _last(joined, order, self.window)
+
+    def extra_repr(self) -> str:
+        """The sizes and choices, for printing."""
+        return (
+            f"{super().extra_repr()}, window={self.window}, "
+            f"num_global_tokens={self.num_global_tokens}"
+        )
+
+    def _empty_cache(self, like: Tensor) -> WindowCache:
+        B, _, H, C = like.shape
+        k = like.new_zeros(B, self.reach.before, H, C)
+        global_k = like.new_zeros(B, self.num_global_tokens, H, C)
+        return WindowCache(k, k, k[:, :, 0, 0], global_k, global_k, like.new_zeros(B))
+
+    def _with_global_rows(self, out: Tensor, tokens: Tokens) -> Tensor:
+        """The outputs [B, N, H, C] with those of the global tokens put in."""
+        order = token_order(tokens.x, tokens.mask)
+        x_global = order.pack(tokens.x)[:, : self.num_global_tokens]
+        q, k, v = (
+            rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
+            for projected in (
+                self.q_global(x_global),
+                self.k_global(tokens.x),
+                self.v_global(tokens.x),
+            )
+        )
+        rows = softmax_attention(q, k, v, tokens.mask)  # [B, G, H, C]
+        packed = torch.cat([rows, order.pack(out)[:, rows.shape[1] :]], dim=1)
+        return order.unpack(packed)
+
+
+def _joined(cache: WindowCache, k: Tensor, v: Tensor, order: Order) -> WindowCache:
+    """The cache with the new tokens behind those of the window, and the global ones filled in."""
+    B, G = cache.global_k.shape[:2]
+    seen = cache.num_tokens.long()[:, None]
+    place = torch.arange(G, device=k.device).expand(B, -1)
+    place = torch.where(place < seen, place, G + place - seen).clamp(max=G + order.length - 1)
+    return WindowCache(
+        torch.cat([cache.k.to(k.dtype), k], dim=1),
+        torch.cat([cache.v.to(v.dtype), v], dim=1),
+        torch.cat([cache.mask, order.real().to(cache.mask.dtype)], dim=1),
+        take(torch.cat([cache.global_k.to(k.dtype), k], dim=1), place),
+        take(torch.cat([cache.global_v.to(v.dtype), v], dim=1), place),
+        cache.num_tokens,
+    )
+
+
+def _attend(q: Tensor, joined: WindowCache, reach: Reach) -> Tensor:
+    """Outputs of packed queries [B, N, H, C]: the window, and the global keys outside of it."""
+    N = q.shape[1]
+    length = reach.before if reach.before < N else N
+    source = windows(joined.k, joined.v, joined.mask > 0, length, reach)
+    first = joined.num_tokens.long()[:, None] + torch.arange(N, device=q.device) - reach.before
+    place = torch.arange(joined.global_k.shape[1], device=q.device)
+    outside = place < into_blocks(first, length)[..., None]  # [B, n, l, G]
+    source = with_common(source, joined.global_k, joined.global_v, outside)
+    return attend_blocks(into_blocks(q, length), source)[:, :N]
+
+
+def _last(joined: WindowCache, order: Order, window: int) -> WindowCache:
+    """The cache after the new tokens: the last ones, in at least float32."""
+    last = order.num_real[:, None] + torch.arange(window, device=joined.k.device)
+    return WindowCache(
+        accumulate(take(joined.k, last)),
+        accumulate(take(joined.v, last)),
+        take(joined.mask, last),
+        accumulate(joined.global_k),
+        accumulate(joined.global_v),
+        joined.num_tokens + order.num_real,
+    )

@@ -1,0 +1,133 @@
+r"""Nystromformer: softmax attention by the Nystrom method, through segment means.
+
+Letters: B batch, N tokens, H heads, C head dim, M landmarks.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import einsum
+from torch import Tensor, nn
+
+from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.options import check_sizes
+from primal_attention.attention.order import token_order
+from primal_attention.attention.qkv import QKVAttention
+from primal_attention.attention.segments import segment_means, token_segments
+from primal_attention.attention.softmax import softmax_attention
+from primal_attention.ops.chunks import masked
+from primal_attention.precision import accumulate, exact
+
+
+class NystromAttention(QKVAttention):
+    r"""Softmax attention through M landmarks, Xiong et al. 2021.
+
+    $Y = \mathrm{softmax}(Q \tilde K^\top)\; A^+\; \mathrm{softmax}(\tilde Q K^\top)\, V$ with
+    $A = \mathrm{softmax}(\tilde Q \tilde K^\top)$, all products divided by $\sqrt C$. The landmarks
+    $\tilde Q, \tilde K$ are the means over M segments of the *real* tokens, $A^+$ is iterated in at
+    least float32. With a kernel size, a depthwise convolution of the values is added, one filter a
+    head, over the real tokens in order.
+
+    A sequence of at most M real tokens gets exact softmax attention: each landmark is a token.
+
+    Differences from the published code: segments differ in length by at most one token where M
+    does not divide their number (token i belongs to segment i M // n); the iteration starts from
+    the norm of each matrix, not from the largest of the batch, which would mix sequences.
+
+    Args:
+        dim: Model dimension D, a multiple of ``num_heads``.
+        num_heads: Number of heads H.
+        num_landmarks: Number of landmarks M.
+        num_iterations: Iterations of the pseudo-inverse.
+        conv_kernel_size: Odd size of the convolution of the values (33 as published), or None.
+        causal: Not possible: segments would contain the future.
+        dropout: Probability of dropout after the output projection.
+        bias: Whether the projections have a bias.
+    """
+
+    mechanism = Mechanism("Xiong et al., 2021", "N", fused="SDPA")
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_landmarks: int = 64,
+        num_iterations: int = 6,
+        conv_kernel_size: int | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
+        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        check_sizes(
+            num_landmarks=num_landmarks,
+            num_iterations=num_iterations,
+            conv_kernel_size=conv_kernel_size,
+        )
+        self.num_landmarks, self.num_iterations = num_landmarks, num_iterations
+        self.conv = None
+        if conv_kernel_size is not None:
+            if conv_kernel_size % 2 == 0:
+                raise ValueError(f"conv_kernel_size must be odd, got {conv_kernel_size}")
+            self.conv = nn.Conv2d(
+                num_heads,
+                num_heads,
+                (conv_kernel_size, 1),
+                padding=(conv_kernel_size // 2, 0),
+                groups=num_heads,
+                bias=False,
+            )
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
+    ) -> Tensor:
+        """Two fused attentions, from landmarks to tokens and back, around the small inverse."""
+        if q.shape[1] <= self.num_landmarks:
+            out = softmax_attention(q, k, v, mask)
+        else:
+            out = self._through_landmarks(q, k, v, mask)
+        if self.conv is None:
+            return out
+        order = token_order(v, mask)
+        values = order.pack(masked(v, mask)).transpose(1, 2)  # [B, H, N, C]
+        return out + order.unpack(self.conv(values).transpose(1, 2))
+
+    def extra_repr(self) -> str:
+        """The sizes and choices, for printing."""
+        return f"{super().extra_repr()}, num_landmarks={self.num_landmarks}"
+
+    def _through_landmarks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        segments = token_segments(q, mask, self.num_landmarks)
+        q_means, k_means = segment_means(q, segments), segment_means(k, segments)
+        values = softmax_attention(q_means, k, v, mask)  # [B, M, H, C]
+        values = _times_inverse(q_means, k_means, values, self.num_iterations)
+        if mask is None:
+            return softmax_attention(q, k_means, values)
+        exact_rows = (mask.sum(1) <= self.num_landmarks)[:, None, None, None]
+        values = torch.where(exact_rows, segment_means(v, segments), values)
+        return softmax_attention(q, k_means, values, segments.any(2))
+
+
+@exact
+def _times_inverse(q: Tensor, k: Tensor, values: Tensor, num_iterations: int) -> Tensor:
+    """The pseudo-inverse of the landmarks' attention times values, all [B, M, H, C]."""
+    scale = q.shape[-1] ** -0.5
+    scores = einsum(accumulate(q) * scale, accumulate(k), "b m h c, b n h c -> b h m n")
+    inverse = pseudo_inverse(scores.softmax(-1), num_iterations)
+    out = einsum(inverse, accumulate(values), "b h m n, b n h c -> b m h c")
+    return out.to(values.dtype)
+
+
+def pseudo_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
+    r"""The iterated inverse of square matrices [..., M, M] with positive entries and row sums 1.
+
+    $Z \leftarrow \frac14 Z (13 I - AZ (15 I - AZ (7 I - AZ)))$ from
+    $Z = A^\top / (|A|_1 |A|_\infty)$, where the second norm is 1: eq. (11) of Xiong et al. 2021.
+    """
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    z = matrix.mT / matrix.sum(-2).amax(-1)[..., None, None]
+    for _ in range(num_iterations):
+        az = matrix @ z
+        z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))
+    return z

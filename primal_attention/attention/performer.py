@@ -1,0 +1,124 @@
+r"""Performer: softmax attention estimated by positive orthogonal random features (FAVOR+).
+
+Letters: B batch, N tokens, H heads, C head dim, P random features.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.moments import (
+    Moments,
+    attend_moments,
+    empty_moments,
+    scan_moments,
+)
+from primal_attention.attention.options import check_sizes
+from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.feature_maps import ExponentialFeatureMap
+
+_LEAST = 1e-12  # of the normaliser; where there is a key it is at least 1e-6 / sqrt(P)
+
+
+class PerformerAttention(DecodingAttention):
+    r"""Linear attention with random features of the softmax kernel, Choromanski et al. 2021.
+
+    $y_i = \frac{g(q_i)^\top \sum_j g(k_j) v_j^\top}{g(q_i)^\top \sum_j g(k_j)}$ with
+    $\langle g(q), g(k) \rangle \approx \exp(q^\top k / \sqrt C)$ from
+    :class:`~primal_attention.feature_maps.ExponentialFeatureMap`, one draw for all heads.
+
+    The random directions are a buffer that is saved with the layer. They change when :meth:`redraw`
+    is called and, in training, with every ``redraw_interval``-th forward pass; never in eval mode.
+
+    Difference from the published code: its stabiliser subtracts the largest exponent of all keys,
+    padding and future included, which does not cancel against epsilon. Here every query is divided
+    by its own largest feature, which cancels. Keys need nothing: whatever its length, the exponent
+    of a key in the direction u is at most $(w^\top u)^2 / 2$.
+
+    Args:
+        dim: Model dimension D, a multiple of ``num_heads``.
+        num_heads: Number of heads H.
+        num_features: Number of random features P of a head; C ln(C), rounded down, if None.
+        redraw_interval: Training passes between two draws; None draws by :meth:`redraw` only, which
+            is what ``torch.compile(fullgraph=True)`` needs in training, and what a layer needs that
+            runs several times before one backward pass under activation checkpointing.
+        causal: Each token sees itself and those before it.
+        dropout: Probability of dropout after the output projection.
+        bias: Whether the projections have a bias.
+    """
+
+    mechanism = Mechanism(
+        "Choromanski et al., 2021",
+        "N",
+        causal=True,
+        cross=True,
+        decode="sums of features and of features times values",
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_features: int | None = None,
+        redraw_interval: int | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
+        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        check_sizes(num_features=num_features, redraw_interval=redraw_interval)
+        if num_features is None:
+            num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
+        self.redraw_interval = redraw_interval
+        self.feature_map = ExponentialFeatureMap(self.head_dim, num_features)
+        self._passes = 0
+
+    def redraw(self) -> None:
+        """Draw new random features; graphs that were built with the old ones keep them."""
+        self.feature_map.projection = torch.empty_like(self.feature_map.projection)
+        self.feature_map.redraw()
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
+    ) -> Tensor:
+        """The moment form, scanned where causal."""
+        if self.training and self.redraw_interval is not None:
+            self._count_pass(self.redraw_interval)
+        phi_q, phi_k = self._features(q, k)
+        if self.causal:
+            return scan_moments(phi_q, phi_k, v, None, mask, least=_LEAST)[0]
+        return attend_moments(phi_q, phi_k, v, source_mask, least=_LEAST)
+
+    def init_state(self, batch_size: int) -> Moments:
+        """The moments of no token."""
+        self._check_causal()
+        shape = self.feature_map.feature_dim, self.head_dim
+        return empty_moments(self.k_proj.weight, batch_size, self.num_heads, shape)
+
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Moments, mask: Tensor | None
+    ) -> tuple[Tensor, Moments]:
+        """Go on from the moments."""
+        return scan_moments(*self._features(q, k), v, state, mask, least=_LEAST)
+
+    def extra_repr(self) -> str:
+        """The sizes and choices, for printing."""
+        return f"{super().extra_repr()}, redraw_interval={self.redraw_interval}"
+
+    def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        phi_q, phi_k = self.feature_map(q), self.feature_map(k)
+        return phi_q / phi_q.detach().amax(-1, keepdim=True), phi_k
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _count_pass(self, interval: int) -> None:
+        """Redraw before every ``interval``-th pass, but not when a checkpoint runs one again."""
+        if torch._C._current_graph_task_id() != -1:  # inside a backward pass
+            return
+        self._passes += 1
+        if self._passes % interval == 0:
+            self.redraw()
