@@ -5,7 +5,8 @@
 On a GPU the time is that of a replayed graph where the layer can be captured (launch overhead left
 out), beside the wall time of eager calls; on a CPU both columns hold the wall time. Rows: the bare
 projections (one Linear(D, 2D) and one Linear(D, D), the floor), softmax attention through SDPA, the
-released arithmetic, and Primal-Attention with each kind of weights.
+released arithmetic, and Primal-Attention with each kind of weights; with --all the other mechanisms
+of the registry instead (not a number where one does not fit the memory or cannot be captured).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 from released_arithmetic import ReleasedArithmetic
 from torch import Tensor, nn
 
-from primal_attention import PrimalAttention, ksvd_loss, record_ksvd
+from primal_attention import ATTENTIONS, PrimalAttention, ksvd_loss, record_ksvd
 
 ETA = 0.1
 Step = Callable[[Tensor], tuple[Tensor, ...]]  # all that has a gradient: outputs, the objective
@@ -60,6 +61,20 @@ class Softmax(nn.Module):
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out_proj(out.transpose(1, 2).flatten(2))
+
+
+def registered(dim: int, heads: int, n: int) -> list[Entry]:
+    """The other mechanisms of the registry with default options, bidirectional and causal."""
+    bounded = {"max_tokens": n}
+    options = {"linformer": bounded, "reformer": bounded, "cosformer": bounded}
+    rows = []
+    for name, kind in ATTENTIONS.items():
+        if name in ("primal", "softmax"):
+            continue
+        for causal in (False, True) if kind.mechanism.causal else (False,):
+            layer = kind(dim, heads, causal=causal, **options.get(name, {}))
+            rows.append(Entry(name, "", causal, layer, lambda x, layer=layer: (layer(x),)))
+    return rows
 
 
 def entries(dim: int, heads: int, directions: int) -> list[Entry]:
@@ -172,6 +187,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--directions", type=int, default=32)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--all", action="store_true", help="the other mechanisms instead")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--commit", default=None, help="defaults to the checkout's")
     parser.add_argument("--out", type=Path)
@@ -191,10 +207,17 @@ def main() -> None:
         batch = max(options.total // n, 1)
         torch.manual_seed(0)
         x = torch.randn(batch, n, options.dim, device=device, dtype=dtype, requires_grad=True)
-        for entry in entries(options.dim, options.heads, options.directions):
+        chosen = entries(options.dim, options.heads, options.directions)
+        if options.all:
+            chosen = registered(options.dim, options.heads, n)
+        for entry in chosen:
             entry.module.to(device, dtype)
             for kind in ("fwd", "fwd+bwd"):
-                times = measure(entry, x, backward=kind == "fwd+bwd", repeats=options.repeats)
+                try:
+                    times = measure(entry, x, backward=kind == "fwd+bwd", repeats=options.repeats)
+                except torch.OutOfMemoryError:
+                    times = (float("nan"),) * 3
+                    torch.cuda.empty_cache()
                 name = [entry.mechanism, entry.weights, entry.causal, n, batch, *sizes, kind]
                 rows.append([*name, *(f"{value:.4g}" for value in times), commit])
                 print("  ".join(f"{cell!s:>11}" for cell in rows[-1]), flush=True)
