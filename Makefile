@@ -27,7 +27,7 @@ $(DEMO): $(INSTALLED) $(shell find primal_attention examples -name '*.py')
 	$(BIN)/python examples/kernel_svd_of_digits.py --out $@
 
 $(TESTED): $(INSTALLED) $(SOURCES)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 	touch $@
 
 check: $(INSTALLED)

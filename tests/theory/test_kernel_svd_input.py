@@ -68,7 +68,6 @@ def with_nan(points):
         ({"kernel": lambda X, Z: X}, r"kernel must return .* \(211, 157\), got \(211, 5\)"),
         ({"kernel": lambda X, Z: np.full((len(X), len(Z)), np.nan)}, "kernel .* finite"),
     ],
-    ids=str,
 )
 def test_bad_parameters(options, message):
     with pytest.raises(ValueError, match=message):
