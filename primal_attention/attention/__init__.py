@@ -8,6 +8,8 @@ from torch import nn
 
 from primal_attention.attention.cosformer import CosformerAttention
 from primal_attention.attention.flow import FlowAttention
+from primal_attention.attention.linear import LinearAttention
+from primal_attention.attention.linear_bn import LinearBNAttention
 from primal_attention.attention.linformer import LinformerAttention
 from primal_attention.attention.longformer import LongformerAttention
 from primal_attention.attention.nystrom import NystromAttention
@@ -17,12 +19,20 @@ from primal_attention.attention.primal import PrimalAttention
 from primal_attention.attention.reformer import ReformerAttention
 from primal_attention.attention.soft import SoftAttention
 from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.softmax_bn import SoftmaxBNAttention
+from primal_attention.attention.softmax_bn_sh import SoftmaxBNSHAttention
+from primal_attention.attention.softmax_sh import SoftmaxSHAttention
 from primal_attention.attention.sparse import SparseAttention
 from primal_attention.attention.yoso import YosoAttention
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "primal": PrimalAttention,
     "softmax": SoftmaxAttention,
+    "softmax_bn": SoftmaxBNAttention,
+    "softmax_sh": SoftmaxSHAttention,
+    "softmax_bn_sh": SoftmaxBNSHAttention,
+    "linear": LinearAttention,
+    "linear_bn": LinearBNAttention,
     "performer": PerformerAttention,
     "linformer": LinformerAttention,
     "nystrom": NystromAttention,

@@ -1,0 +1,165 @@
+r"""What Attention-BN (Nguyen et al. 2023) adds to an attention: the statistics of its keys.
+
+In the regression that attention solves, the keys are the training inputs and a query is a test
+point. Normalising the inputs means to take the mean $\mu$ and the variance $\sigma^2$ of the keys
+of one head of one sequence and to apply them to both:
+$z \mapsto (z - \beta\mu) / \sqrt{\sigma^2 + \epsilon}$. The "batch" is the sequence: there are no
+running statistics, and training and evaluation do the same.
+
+Letters: B batch, N tokens, H heads, C head dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from primal_attention.ops.chunks import masked
+from primal_attention.ops.running_mean import token_counts
+from primal_attention.precision import accumulate
+
+FEWEST_KEYS = 4
+"""Fewer keys are not rescaled: some feature of theirs always varies by almost nothing.
+
+Dividing by such a variance makes gradients of rounding errors: two keys differ by $2\\delta_d$ in
+feature d, and their scores then by $2 (q - \\mu)_d / \\delta_d$.
+"""
+
+
+class KeyMoments(NamedTuple):
+    """Number, mean and scatter of sets of keys, in at least float32.
+
+    n is 1 for one set a sequence, or N where each token has a set of its own.
+    """
+
+    num_keys: Tensor  # [B, n, 1, 1]
+    mean: Tensor  # [B, n, H, C]
+    scatter: Tensor  # [B, n, H, C], the sum of squared differences from the mean
+
+    @property
+    def variance(self) -> Tensor:
+        """The biased variance, over the number of keys and not one less."""
+        return self.scatter / self.num_keys.clamp(min=1)
+
+    def last(self) -> KeyMoments:
+        """The moments at the last token, n = 1."""
+        return KeyMoments(*(moment[:, -1:] for moment in self))
+
+
+def key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
+    """Moments of all real keys of [B, N, H, C] in two passes: the mean, then the scatter."""
+    k = accumulate(k)
+    if token_mask is None:
+        count = torch.full((k.shape[0], 1), k.shape[1], device=k.device)
+    else:
+        count = token_mask.sum(1, keepdim=True)
+    count = count.to(k.dtype)[:, :, None, None]
+    mean = masked(k, token_mask).sum(1, keepdim=True) / count.clamp(min=1)
+    scatter = masked((k - mean).square(), token_mask).sum(1, keepdim=True)
+    return KeyMoments(count, mean, scatter)
+
+
+def running_key_moments(
+    k: Tensor, token_mask: Tensor | None, before: KeyMoments | None = None
+) -> KeyMoments:
+    r"""Moments of the real keys up to each token, going on from those ``before`` (n = 1).
+
+    Each key adds $\frac{n-1}{n} (k_n - \mu_{n-1})^2$ to the scatter (Welford 1962): a sum of
+    squares, where the difference $\sum k^2 - n\mu^2$ would lose all its digits once
+    $\mu^2 \gg \sigma^2$.
+    """
+    k = accumulate(k)
+    if before is None:
+        before = no_moments(k)
+    counts = token_counts(k, token_mask, before.num_keys[:, 0, 0, 0])
+    count = counts.to(k.dtype)[:, :, None, None]
+    divisor = count.clamp(min=1)
+    mean = before.mean + masked(k - before.mean, token_mask).cumsum(1) / divisor
+    previous = torch.cat([before.mean, mean], dim=1)[:, :-1]
+    added = masked((k - previous).square() * (1 - 1 / divisor), token_mask)
+    return KeyMoments(count, mean, before.scatter + added.cumsum(1))
+
+
+def no_moments(k: Tensor) -> KeyMoments:
+    """The moments of no keys at all, n = 1, shaped for keys [B, N, H, C]."""
+    zeros = accumulate(k).new_zeros(k.shape[0], 1, *k.shape[2:])
+    return KeyMoments(zeros[:, :, :1, :1], zeros, zeros)
+
+
+def merge(one: KeyMoments, other: KeyMoments) -> KeyMoments:
+    """The moments of two disjoint sets of keys taken together (Chan et al. 1979)."""
+    num_keys = one.num_keys + other.num_keys
+    share = other.num_keys / num_keys.clamp(min=1)
+    difference = other.mean - one.mean
+    between = difference.square() * one.num_keys * share
+    mean = one.mean + difference * share
+    return KeyMoments(num_keys, mean, one.scatter + other.scatter + between)
+
+
+class KeyNorm(nn.Module):
+    r"""The normalisation $(z - \beta\mu) / \sqrt{\sigma^2 + \epsilon}$ by moments of the keys.
+
+    Args:
+        num_heads: Number of heads H.
+        beta: Weight $\beta$ of the mean; may be assigned later, to anneal it.
+        rescale: Whether to divide by the standard deviation; without it only the mean acts.
+        eps: The $\epsilon$ beside the variance.
+        learnable: Whether beta is a parameter of each head that starts at the given value.
+    """
+
+    beta: float | Tensor
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        beta: float = 1.0,
+        rescale: bool = True,
+        eps: float = 1e-5,
+        learnable: bool = False,
+    ):
+        if not math.isfinite(beta):
+            raise ValueError(f"beta must be finite, got {beta}")
+        if not 0.0 < eps < math.inf:
+            raise ValueError(f"eps must be positive and finite, got {eps}")
+        super().__init__()
+        self.beta = nn.Parameter(torch.full((num_heads,), beta)) if learnable else beta
+        self.rescale, self.eps = rescale, eps
+
+    def fold(self, q: Tensor, moments: KeyMoments, heads: list[int] | None = None) -> Tensor:
+        r"""Queries $q' = (q - \beta\mu) / (\sigma^2 + \epsilon)$ that go with the keys as they are.
+
+        Softmax attention of the normalised queries and keys is softmax attention of q' and k: the
+        terms without the key's index cancel. ``heads`` says which of the layer's heads these are.
+        """
+        folded = self._centred(q, moments, heads) * self._precision(moments)
+        if q.dtype is torch.float16:  # 1 / eps alone would leave its range
+            limit = torch.finfo(torch.float16).max
+            folded = folded.clamp(-limit, limit)
+        return folded.to(q.dtype)
+
+    def normalise(self, z: Tensor, moments: KeyMoments) -> Tensor:
+        """Queries or keys, normalised, in at least float32."""
+        return self._centred(z, moments, None) * self._precision(moments).sqrt()
+
+    def extra_repr(self) -> str:
+        """The choices, for printing."""
+        beta = "learnable" if isinstance(self.beta, Tensor) else self.beta
+        return f"beta={beta}, rescale={self.rescale}, eps={self.eps}"
+
+    def _centred(self, z: Tensor, moments: KeyMoments, heads: list[int] | None) -> Tensor:
+        beta = self.beta
+        if isinstance(beta, Tensor):
+            beta = accumulate(beta)[:, None]
+            beta = beta if heads is None else torch.cat([beta[h : h + 1] for h in heads])
+        return accumulate(z) - beta * moments.mean
+
+    def _precision(self, moments: KeyMoments) -> Tensor:
+        r"""$1 / (\sigma^2 + \epsilon)$, and 1 where there are too few keys to rescale."""
+        if not self.rescale:
+            return torch.ones_like(moments.num_keys)
+        few = moments.num_keys < FEWEST_KEYS
+        return torch.where(few, 1.0, 1 / (moments.variance + self.eps))

@@ -1,0 +1,145 @@
+r"""Linear attention: $y_i = \phi(q_i)^\top S / \phi(q_i)^\top z$ with sums S and z over the keys.
+
+$S = \sum_j \phi(k_j) v_j^\top$ and $z = \sum_j \phi(k_j)$ come from one pass: the values get a
+channel that is 1.
+
+Letters: B batch, N tokens, T source tokens, H heads, C head dim, P feature dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import einsum
+from torch import Tensor
+
+from primal_attention.attention.features import FeaturePair, Side
+from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.moments import Moments, empty_moments
+from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.feature_maps import FIXED_MAPS, FeatureMapSpec
+from primal_attention.ops.moment import moment
+from primal_attention.ops.scan import scan
+from primal_attention.precision import accumulate, without_autocast
+
+
+class LinearAttention(DecodingAttention):
+    r"""Attention with the kernel $\phi(q)^\top \phi(k)$, Katharopoulos et al. 2020.
+
+    The normaliser counts real tokens only; where it is zero the output is zero.
+
+    Args:
+        dim: Model dimension D, a multiple of ``num_heads``.
+        num_heads: Number of heads H.
+        feature_map: ``elu`` (the paper's elu + 1), ``relu``, ``exponential``, ``cosine``,
+            ``identity``, a :class:`~primal_attention.feature_maps.FeatureMap`, or a pair (queries,
+            keys) of these. The last two names have kernels of both signs, with a normaliser that
+            may come near zero.
+        causal: Each token sees itself and those before it.
+        dropout: Probability of dropout after the output projection.
+        bias: Whether the projections have a bias.
+    """
+
+    mechanism = Mechanism(
+        "Katharopoulos et al., 2020",
+        "N",
+        causal=True,
+        cross=True,
+        decode="sums of features and of features times values",
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        feature_map: FeatureMapSpec = "elu",
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
+        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        self.features = FeaturePair(feature_map, self.head_dim)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
+    ) -> Tensor:
+        """One sum over all keys, or the scan where causal."""
+        queries, keys = self.features.queries(q), self.features.keys(k)
+        if self.causal:
+            return scan_linear_attention(queries, keys, v, mask)[0]
+        return linear_attention(queries, keys, v, source_mask)
+
+    def init_state(self, batch_size: int) -> Moments:
+        """The sums of no token."""
+        self._check_causal()
+        shape = self.features.feature_dim, self.head_dim
+        return empty_moments(self.k_proj.weight, batch_size, self.num_heads, shape)
+
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Moments, mask: Tensor | None
+    ) -> tuple[Tensor, Moments]:
+        """Go on from the sums."""
+        return scan_linear_attention(
+            self.features.queries(q), self.features.keys(k), v, mask, before=state
+        )
+
+
+def linear_attention(
+    queries: Side,  # [B, N, H, C]
+    keys: Side,  # [B, T, H, C]
+    v: Tensor,  # [B, T, H, C]
+    source_mask: Tensor | None,  # [B, T], True = real token
+) -> Tensor:
+    """Outputs [B, N, H, C] over all real source tokens."""
+    queries = _in_range(queries)
+    with without_autocast(v.device):
+        total = moment(keys.z, _with_ones(v), token_mask=source_mask, feature_map=keys.feature_map)
+        phi_q = FIXED_MAPS[queries.feature_map].forward(accumulate(queries.z))
+        read = einsum(phi_q, total, "b n h p, b h p c -> b n h c")
+        return _normalised(read).to(v.dtype)
+
+
+def scan_linear_attention(
+    queries: Side,  # [B, N, H, C]
+    keys: Side,  # [B, N, H, C]
+    v: Tensor,  # [B, N, H, C]
+    mask: Tensor | None,  # [B, N], True = real token
+    *,
+    before: Moments | None = None,
+) -> tuple[Tensor, Moments]:
+    """Outputs [B, N, H, C] over the real tokens up to each, and the sums after the last."""
+    queries = _in_range(queries)
+    read, state = scan(
+        queries.z,
+        keys.z,
+        _with_ones(v),
+        state=None if before is None else torch.cat([before.kv, before.k_sum[..., None]], dim=-1),
+        token_mask=mask,
+        map_q=queries.feature_map,
+        map_k=keys.feature_map,
+    )
+    return _normalised(read).to(v.dtype), Moments(state[..., :-1], state[..., -1])
+
+
+def _in_range(queries: Side) -> Side:
+    """The queries, raised where all features of one are exponentials that might underflow.
+
+    elu + 1 is exp on the negative side: there a shift of the whole query is a factor of all its
+    features, which the normaliser cancels.
+    """
+    if queries.feature_map != "elu":
+        return queries
+    highest = queries.z.detach().amax(-1, keepdim=True)
+    return queries._replace(z=queries.z - highest.clamp(max=0.0))
+
+
+def _with_ones(v: Tensor) -> Tensor:
+    return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+
+
+def _normalised(read: Tensor) -> Tensor:
+    """The sums over the normaliser; 0 where that is too small to have any digits."""
+    normaliser = read[..., -1:]
+    info = torch.finfo(read.dtype)
+    lost = normaliser.abs() < info.tiny / info.eps
+    return torch.where(lost, 0.0, read[..., :-1] / torch.where(lost, 1.0, normaliser))
