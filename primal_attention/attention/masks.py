@@ -41,8 +41,10 @@ def check_inputs(
     context: Tensor | None,
     token_mask: Tensor | None,
     context_mask: Tensor | None,
+    *,
+    causal: bool = False,
 ) -> None:
-    """Raise unless the arguments of a layer's forward pass fit its dimension and each other."""
+    """Raise unless the arguments of a layer's forward pass fit the layer and each other."""
     check_tokens("x", x, dim)
     check_mask("token_mask", token_mask, x)
     if context is None:
@@ -55,6 +57,8 @@ def check_inputs(
         raise ValueError(
             f"context must have the batch size {x.shape[0]} of x, got {context.shape[0]}"
         )
+    if causal:
+        raise ValueError("a context does not go with causal=True: it has no order relative to x")
 
 
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:

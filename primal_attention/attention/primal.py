@@ -399,14 +399,8 @@ class PrimalAttention(KSVDLayer):
         token_mask: Tensor | None,
         context_mask: Tensor | None,
     ) -> None:
-        check_inputs(self.dim, x, context, token_mask, context_mask)
-        if context is None:
-            return
-        if self.causal:
-            raise ValueError(
-                "a context does not go with causal=True: it has no order relative to x"
-            )
-        if self.weights == "static":
+        check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
+        if context is not None and self.weights == "static":
             raise ValueError(
                 "a context does not go with weights='static', which never look at it; "
                 "use weights='sampled' or weights='dual'"

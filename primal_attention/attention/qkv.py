@@ -101,14 +101,8 @@ class QKVAttention(nn.Module, ABC):
         token_mask: Tensor | None,
         context_mask: Tensor | None,
     ) -> None:
-        check_inputs(self.dim, x, context, token_mask, context_mask)
-        if context is None:
-            return
-        if self.causal:
-            raise ValueError(
-                "a context does not go with causal=True: it has no order relative to x"
-            )
-        if not self.mechanism.cross:
+        check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
+        if context is not None and not self.mechanism.cross:
             raise ValueError(f"context was given, but {type(self).__name__} has no cross-attention")
 
 
