@@ -197,7 +197,7 @@ def main() -> None:
     commit = (
         options.commit
         or subprocess.check_output(
-            ["git", "rev-parse", "--short", "HEAD"], text=True, cwd=Path(__file__).parent
+            ["git", "describe", "--always", "--dirty"], text=True, cwd=Path(__file__).parent
         ).strip()
     )
     sizes = [options.dim, options.heads, options.directions, options.dtype]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     D, H, S, M = options.dim, options.heads, options.directions, 10 * options.directions
+    commit = subprocess.check_output(
+        ["git", "describe", "--always", "--dirty"], text=True, cwd=Path(__file__).parent
+    ).strip()
+    made = [0, torch.__version__.split("+")[0], commit]
     x = torch.randn(1, options.tokens, D, requires_grad=True)
     rows = []
     for name, causal, weights in (
@@ -89,9 +94,19 @@ def main() -> None:
             measured[kind] = saved_bytes(module, x, step) / MIB, peak_bytes(x, step) / MIB
         for i, what in enumerate(("kept", "peak")):
             mine, theirs = measured["ours"][i], measured["explicit"][i]
-            rows.append((name, options.tokens, D, H, S, what, mine, theirs, mine / theirs))
+            rows.append((name, options.tokens, D, H, S, what, mine, theirs, mine / theirs, *made))
     sizes = ["tokens", "dim", "heads", "directions"]
-    header = ["weights", *sizes, "what", "ours_mib", "released_mib", "ratio"]
+    header = [
+        "weights",
+        *sizes,
+        "what",
+        "ours_mib",
+        "released_mib",
+        "ratio",
+        "seed",
+        "torch",
+        "commit",
+    ]
     print("  ".join(f"{column:>13}" for column in header))
     for row in rows:
         cells = [f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row]

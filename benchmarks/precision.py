@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
+import subprocess
 from pathlib import Path
 
 import torch
@@ -51,9 +52,19 @@ def builds() -> list[tuple[str, bool, dict[str, object]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default=None, help="defaults to the checkout's")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    commit = (
+        options.commit
+        or subprocess.check_output(
+            ["git", "describe", "--always", "--dirty"], text=True, cwd=Path(__file__).parent
+        ).strip()
+    )
+    name_of_device = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    made = [0, name_of_device, torch.__version__.split("+")[0], commit]
     header = ["mechanism", "options", "causal", "dtype", "output", "input_grad", "parameter_grad"]
+    header += ["seed", "device", "torch", "commit"]
     rows = []
     for name, causal, extra in builds():
         torch.manual_seed(0)
@@ -66,7 +77,7 @@ def main() -> None:
             got = run(copy.deepcopy(layer).to(dtype), x, mask, grad)
             errors = [f"{relative_error(a, b):.2e}" for a, b in zip(got, exact, strict=True)]
             choice = " ".join(f"{key}={value}" for key, value in extra.items())
-            rows.append([name, choice, causal, str(dtype).removeprefix("torch."), *errors])
+            rows.append([name, choice, causal, str(dtype).removeprefix("torch."), *errors, *made])
             print("  ".join(f"{cell!s:>16}" for cell in rows[-1]), flush=True)
     if options.out:
         with options.out.open("w", newline="") as file:
