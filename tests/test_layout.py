@@ -59,7 +59,7 @@ def imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
 
 
 def at_import_time(tree: ast.AST) -> ast.Module:
-    """The same tree without the bodies of functions, which do not run on import."""
+    """The same tree without what does not run on import: functions, and imports for types."""
 
     class WithoutFunctions(ast.NodeTransformer):
         def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -67,6 +67,10 @@ def at_import_time(tree: ast.AST) -> ast.Module:
 
         def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
             return None
+
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            return None if for_types else self.generic_visit(node)
 
     return WithoutFunctions().visit(tree)
 

@@ -1,0 +1,83 @@
+"""Tokens and their positions as vectors.
+
+Letters: B batch, N tokens, D model dim, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from primal_attention.attention.options import check_sizes
+
+
+class Embedding(nn.Module):
+    """Tokens and their positions as vectors [B, N, D].
+
+    Args:
+        dim: Model dimension D.
+        num_tokens: The longest sequence, which is how many positions are learnt.
+        num_channels: Of a token that is a vector; a linear map reads it.
+        vocab_size: Of tokens that are symbols; a table has a vector for each.
+        init_range: Positions start uniform in plus or minus this.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_tokens: int,
+        *,
+        num_channels: int | None = None,
+        vocab_size: int | None = None,
+        init_range: float = 0.02,
+    ):
+        check_sizes(
+            dim=dim, num_tokens=num_tokens, num_channels=num_channels, vocab_size=vocab_size
+        )
+        if (num_channels is None) == (vocab_size is None):
+            raise ValueError(
+                "give num_channels (tokens are vectors) or vocab_size (tokens are symbols), "
+                f"got {num_channels=}, {vocab_size=}"
+            )
+        super().__init__()
+        self.num_channels, self.scale = num_channels, math.sqrt(dim)
+        self.tokens = (
+            nn.Linear(num_channels, dim) if num_channels is not None else _table(vocab_size, dim)
+        )
+        self.positions = nn.Parameter(
+            torch.empty(num_tokens, dim).uniform_(-init_range, init_range)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embed x, [B, N, C] of vectors or [B, N] of symbols."""
+        self._check(x)
+        embedded: Tensor = self.tokens(x)
+        if self.num_channels is not None:
+            embedded = embedded * self.scale
+        return embedded + self.positions[: x.shape[1]]
+
+    def _check(self, x: Tensor) -> None:
+        if self.num_channels is None:
+            check_symbols("x", x)
+        elif x.dim() != 3 or x.shape[-1] != self.num_channels:
+            raise ValueError(f"x must be [batch, tokens, {self.num_channels}], got {list(x.shape)}")
+        N, longest = x.shape[1], len(self.positions)
+        if longest < N:
+            raise ValueError(f"x has {N} tokens; the model has positions for {longest}")
+
+
+def check_symbols(name: str, ids: Tensor) -> None:
+    """Raise unless the ids are integers [B, N]."""
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise ValueError(
+            f"{name} must be integers [batch, tokens], got {ids.dtype} {list(ids.shape)}"
+        )
+
+
+def _table(vocab_size: int | None, dim: int) -> nn.Embedding:
+    assert vocab_size is not None
+    table = nn.Embedding(vocab_size, dim)
+    nn.init.normal_(table.weight, std=0.02)
+    return table

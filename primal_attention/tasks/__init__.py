@@ -1,0 +1,35 @@
+"""Benchmarks: their cases, losses and metrics."""
+
+from primal_attention.tasks.series import LabelledSeries, Series, SeriesEncoding, series_task
+from primal_attention.tasks.splits import stratified_split
+from primal_attention.tasks.task import (
+    CLASSIFICATION,
+    REGRESSION,
+    Batch,
+    Cases,
+    Encoding,
+    Goal,
+    Sizes,
+    Task,
+)
+from primal_attention.tasks.uea import UEA_SETS, load_uea, prepare_uea, uea_task
+
+__all__ = [
+    "CLASSIFICATION",
+    "REGRESSION",
+    "UEA_SETS",
+    "Batch",
+    "Cases",
+    "Encoding",
+    "Goal",
+    "LabelledSeries",
+    "Series",
+    "SeriesEncoding",
+    "Sizes",
+    "Task",
+    "load_uea",
+    "prepare_uea",
+    "series_task",
+    "stratified_split",
+    "uea_task",
+]

@@ -1,0 +1,221 @@
+"""Time series as tensors: standardised, gaps filled, padded to one length.
+
+Letters: B cases, C channels, N tokens (one a time step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from einops import rearrange
+from numpy.typing import NDArray
+from torch import Tensor
+
+from primal_attention.tasks.splits import Split, stratified_split
+from primal_attention.tasks.task import CLASSIFICATION, Cases, Sizes, Task
+
+Series: TypeAlias = list[NDArray[np.floating[Any]]]
+"""Cases, each [channels, length]; the lengths may differ, NaN is a missing value."""
+
+
+class LabelledSeries(NamedTuple):
+    """Time series and the name of the class of each."""
+
+    series: Series
+    labels: NDArray[np.str_]
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesEncoding:
+    """How time series become tokens; all it knows comes from the cases it was fitted on.
+
+    Values are standardised by channel. A missing value is interpolated linearly in time, before
+    the first and after the last observation it is the nearest one, and a channel without any
+    observation is at its mean. Short series are padded with zeros on the right, long ones clipped.
+    """
+
+    mean: NDArray[np.float64]  # [C]
+    std: NDArray[np.float64]  # [C]
+    num_tokens: int
+
+    def __post_init__(self) -> None:
+        """The numbers can be those of a data set."""
+        if self.mean.ndim != 1 or self.mean.shape != self.std.shape or not len(self.mean):
+            shapes = f"{self.mean.shape} and {self.std.shape}"
+            raise ValueError(f"mean and std must have one value a channel, got shapes {shapes}")
+        if not np.isfinite([self.mean, self.std]).all() or (self.std <= 0).any():
+            raise ValueError(f"mean must be finite and std positive, got {self.to_dict()}")
+        if self.num_tokens < 1:
+            raise ValueError(f"num_tokens must be positive, got {self.num_tokens}")
+
+    @property
+    def num_channels(self) -> int:
+        """The channels each case must have."""
+        return len(self.mean)
+
+    @classmethod
+    def fit(cls, series: Sequence[NDArray[Any]]) -> SeriesEncoding:
+        """Mean and standard deviation by channel over all observations; the longest length."""
+        cases = _checked(series)
+        if not cases:
+            raise ValueError("series has no case to fit an encoding on")
+        mean, std = _observed_moments(np.concatenate(cases, axis=1))
+        return cls(mean, std, max(case.shape[1] for case in cases))
+
+    def encode(self, series: Sequence[NDArray[Any]]) -> dict[str, Tensor]:
+        """The arguments of a model: ``x`` [B, N, C] and ``token_mask`` [B, N], true for tokens."""
+        cases = _checked(series, self.num_channels)
+        lengths = np.array([case.shape[1] for case in cases], dtype=np.int64)
+        token_mask = np.arange(self.num_tokens) < lengths[:, None]
+        x = np.zeros((*token_mask.shape, self.num_channels), dtype=np.float32)
+        if cases:
+            with np.errstate(over="ignore"):  # told below
+                x[token_mask] = np.concatenate([self._tokens(case) for case in cases])
+        _check_finite(rearrange(x, "b n c -> b c n"))
+        return {"x": torch.from_numpy(x), "token_mask": torch.from_numpy(token_mask)}
+
+    def _tokens(self, case: NDArray[np.float64]) -> NDArray[np.float64]:
+        """One case, standardised and without gaps, [min(length, N), C]."""
+        standardised = (case - self.mean[:, None]) / self.std[:, None]
+        return _without_gaps(standardised)[:, : self.num_tokens].T
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists, for a checkpoint or JSON."""
+        return {
+            "mean": self.mean.tolist(),
+            "std": self.std.tolist(),
+            "num_tokens": self.num_tokens,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SeriesEncoding:
+        """The encoding that ``to_dict`` described."""
+        try:
+            mean, std, num_tokens = (values[key] for key in ("mean", "std", "num_tokens"))
+        except KeyError as error:
+            raise ValueError(f"a series encoding needs {error}, got {sorted(values)}") from None
+        return cls(np.asarray(mean, np.float64), np.asarray(std, np.float64), int(num_tokens))
+
+
+def _checked(
+    series: Sequence[NDArray[Any]], num_channels: int | None = None
+) -> list[NDArray[np.float64]]:
+    """The cases in float64, all with as many channels as told or as the first; none is empty."""
+    cases = [np.asarray(case, dtype=np.float64) for case in series]
+    for index, case in enumerate(cases):
+        num_channels = num_channels or len(np.atleast_1d(case))
+        if case.ndim != 2 or case.shape[0] != num_channels:
+            raise ValueError(
+                f"case {index} must have shape [{num_channels} channels, length], got {case.shape}"
+            )
+        if case.size == 0:
+            raise ValueError(f"case {index} is empty: its shape is {case.shape}")
+    _check_finite(cases)
+    return cases
+
+
+def _check_finite(cases: Iterable[NDArray[np.floating[Any]]]) -> None:
+    """No value is infinite, or too large to be a float32 once it is standardised."""
+    for index, case in enumerate(cases):
+        if (infinite := np.isinf(case)).any():
+            channel = int(infinite.any(axis=1).argmax())
+            raise ValueError(f"case {index}, channel {channel} has an infinite or too large value")
+
+
+def _observed_moments(
+    values: NDArray[np.float64],  # [C, time steps]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation of what is not NaN; a constant channel is not scaled."""
+    observed = ~np.isnan(values)
+    count = np.maximum(observed.sum(axis=1), 1)
+    with np.errstate(over="ignore"):  # an infinite std is told by the encoding
+        mean = np.where(observed, values, 0.0).sum(axis=1) / count
+        deviations = np.where(observed, values - mean[:, None], 0.0)
+        std = np.sqrt(np.square(deviations).sum(axis=1) / count)
+    varies = std > np.maximum(1e-12 * np.abs(mean), np.finfo(np.float32).tiny)
+    return mean, np.where(varies, std, 1.0)
+
+
+def _without_gaps(case: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Missing values interpolated in time, each channel by itself; all missing: 0."""
+    missing = np.isnan(case)
+    if not missing.any():
+        return case
+    filled = np.where(missing, 0.0, case)
+    times = np.arange(case.shape[1])
+    for values, gaps in zip(filled, missing, strict=True):
+        if gaps.any() and not gaps.all():
+            values[gaps] = np.interp(times[gaps], times[~gaps], values[~gaps])
+    return filled
+
+
+def series_task(
+    name: str,
+    train: Series,
+    train_labels: NDArray[np.str_],
+    test: Series,
+    test_labels: NDArray[np.str_],
+    *,
+    valid: float | Literal["test"],
+    seed: int,
+) -> Task:
+    """Classification of time series.
+
+    The encoding is fitted on the cases that are trained on, and on nothing else.
+
+    Args:
+        name: Of the task.
+        train: The training part.
+        train_labels: The class of each; these are all the classes there are.
+        test: The test part.
+        test_labels: The class of each.
+        valid: The fraction of the training part to validate on, taken class by class; or ``test``:
+            train on all of it and validate on the test cases, as the paper does.
+        seed: Of the split.
+    """
+    names = np.unique(np.asarray(train_labels, dtype=np.str_))
+    train_targets = _targets("train", train, train_labels, names)
+    test_targets = _targets("test", test, test_labels, names)
+    kept, held_out = _split(train_targets, valid, seed)
+    encoding = SeriesEncoding.fit([train[i] for i in kept])
+
+    def cases(series: Series, targets: NDArray[np.int64], part: NDArray[np.int64]) -> Cases:
+        return Cases(encoding.encode([series[i] for i in part]), torch.from_numpy(targets[part]))
+
+    test_cases = cases(test, test_targets, np.arange(len(test)))
+    return Task(
+        name,
+        CLASSIFICATION,
+        Sizes(encoding.num_tokens, len(names), num_channels=encoding.num_channels),
+        train=cases(train, train_targets, kept),
+        valid=test_cases if valid == "test" else cases(train, train_targets, held_out),
+        test=test_cases,
+        labels=tuple(names.tolist()),
+        encoding=encoding,
+    )
+
+
+def _split(targets: NDArray[np.int64], valid: float | Literal["test"], seed: int) -> Split:
+    """What to train and what to validate on; nothing is held out to validate on the test cases."""
+    if valid == "test":
+        return Split(kept=np.arange(len(targets)), held_out=np.arange(0))
+    if isinstance(valid, str):
+        raise ValueError(f"valid must be a fraction of the training cases or 'test', got {valid!r}")
+    return stratified_split(targets, valid, seed)
+
+
+def _targets(
+    part: str, series: Series, labels: NDArray[np.str_], names: NDArray[np.str_]
+) -> NDArray[np.int64]:
+    """The index of each label among the sorted names."""
+    labels = np.asarray(labels, dtype=np.str_)
+    if len(series) != len(labels):
+        raise ValueError(f"{part} has {len(series)} series and {len(labels)} labels")
+    if unknown := sorted(set(labels.tolist()) - set(names.tolist())):
+        known = names.tolist()
+        raise ValueError(f"{part} has labels {unknown[:5]} that train has not; it has {known}")
+    return np.searchsorted(names, labels).astype(np.int64)

@@ -1,0 +1,148 @@
+"""A recipe: everything that decides the outcome of a training run, in one frozen value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from primal_attention.models.stacks import MODELS
+from primal_attention.training.schedules import SCHEDULES
+
+PROTOCOLS = ("paper", "clean")
+OPTIMIZERS = ("radam", "adam", "adamw")
+OBJECTIVES = ("released", "released_batch", "zero", "explained_energy")
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Data, model, objective and optimisation of one run; a run is a function of this value."""
+
+    task: str  # domain/set, for instance uea/JapaneseVowels
+    model: str  # a name of MODELS
+    protocol: str = "clean"
+    seed: int = 0
+    valid_fraction: float | None = 0.2  # held out of train; None selects on the test cases
+
+    num_layers: int = 2
+    dim: int = 512
+    num_heads: int = 8
+    ffn_dim: int = 2048
+    norm: str = "post"
+    pooling: str = "mean"
+    dropout: float = 0.1
+    mask_attention: bool = True  # False: padding leaks into attention, as released for UEA
+    attention: Mapping[str, Any] = field(default_factory=dict)  # options of the mechanism
+
+    eta: float = 0.0  # weight of the KSVD objective
+    objective: str = "released"
+
+    optimizer: str = "radam"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    batch_size: int = 16
+    epochs: int = 100
+    schedule: str = "constant"
+    warmup: float = 0.0  # the part of all steps in which the learning rate rises
+    clip_norm: float | None = 4.0
+    eval_every: int = 1  # epochs between two evaluations
+    patience: int | None = None  # evaluations without a better one before training stops
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained, by name."""
+        _check_choices(
+            model=(self.model, MODELS),
+            protocol=(self.protocol, PROTOCOLS),
+            optimizer=(self.optimizer, OPTIMIZERS),
+            schedule=(self.schedule, SCHEDULES),
+            objective=(self.objective, OBJECTIVES),
+            precision=(self.precision, PRECISIONS),
+        )
+        for name in ("num_layers", "batch_size", "epochs", "eval_every"):
+            _check(name, getattr(self, name), lambda value: value >= 1, "at least 1")
+        for name in ("eta", "weight_decay"):
+            _check(name, getattr(self, name), lambda value: value >= 0, "not negative")
+        _check("seed", self.seed, lambda value: value >= 0, "not negative")
+        _check("lr", self.lr, lambda value: value > 0, "positive")
+        _check("warmup", self.warmup, lambda value: 0 <= value <= 1, "between 0 and 1")
+        if self.valid_fraction is not None:
+            _check("valid_fraction", self.valid_fraction, lambda value: 0 < value < 1, "in (0, 1)")
+
+    def to_json(self) -> str:
+        """The recipe as text, which ``from_json`` reads."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """The recipe that ``to_json`` wrote."""
+        return cls(**json.loads(text))
+
+    def with_settings(self, settings: Iterable[str]) -> Recipe:
+        """The recipe with ``key=value`` settings; ``attention.key=value`` is an option of it."""
+        recipe = self
+        for setting in settings:
+            recipe = recipe._with_setting(setting)
+        return recipe
+
+    def _with_setting(self, setting: str) -> Recipe:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"a setting is key=value, got {setting!r}")
+        if key.startswith("attention."):
+            option = key.removeprefix("attention.")
+            return replace(self, attention={**self.attention, option: _literal(text)})
+        types = get_type_hints(type(self))
+        names = [each.name for each in fields(self) if each.name != "attention"]
+        if key not in names:
+            raise ValueError(f"no setting is called {key!r}; {nearest(key, names)}")
+        return replace(self, **{key: _converted(key, text, types[key])})
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """A hint for someone who got a name wrong."""
+    near = get_close_matches(name, names, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"there are {', '.join(names)}"
+
+
+def _check_choices(**choices: tuple[str, Collection[str]]) -> None:
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ValueError(f"no {name} is called {value!r}; {nearest(value, allowed)}")
+
+
+def _check(name: str, value: Any, holds: Callable[[Any], bool], what: str) -> None:
+    if not holds(value):
+        raise ValueError(f"{name} must be {what}, got {value!r}")
+
+
+def _converted(key: str, text: str, kind: Any) -> Any:
+    """The text as a value of the field's type; None where the field allows it."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if type(None) in kinds and text.lower() in ("none", "null"):
+        return None
+    plain = next(each for each in kinds if each is not type(None))
+    try:
+        return _truth(text) if plain is bool else plain(text)
+    except ValueError:
+        raise ValueError(f"{key} must be a {plain.__name__}, got {text!r}") from None
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def _literal(text: str) -> Any:
+    """An option of a mechanism: a number, true, false, none, a list, or else the text itself."""
+    try:
+        return json.loads(text.lower() if text in ("True", "False", "None") else text)
+    except json.JSONDecodeError:
+        return None if text.lower() == "none" else text
