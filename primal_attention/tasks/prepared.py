@@ -46,9 +46,9 @@ def write_prepared(path: Path, parts: TrainAndTest) -> None:
 def read_prepared(path: Path) -> TrainAndTest:
     """Both parts, bit for bit as they were written."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if arrays["format"].item() != FORMAT:
-                raise ValueError(f"its format is {arrays['format'].item()!r}, not {FORMAT!r}")
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            if (found := str(arrays["format"])) != FORMAT:
+                raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
             train, test = (
                 _unpacked(*(arrays[f"{name}_{key}"] for key in ("shapes", "values", "labels")))
                 for name in PARTS

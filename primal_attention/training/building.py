@@ -67,11 +67,8 @@ def freeze_objective(model: nn.Module) -> None:
                 parameter.requires_grad_(False)
 
 
-def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
+def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = False) -> Optimizer:
     """The optimiser of a recipe over the parameters that are not frozen."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return _OPTIMIZERS[recipe.optimizer](
-        parameters,
-        lr=recipe.lr,
-        weight_decay=recipe.weight_decay,  # type: ignore[call-arg]
-    )
+    settings = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "capturable": capturable}
+    return _OPTIMIZERS[recipe.optimizer](parameters, **settings)  # type: ignore[arg-type]

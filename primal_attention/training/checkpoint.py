@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,12 +39,8 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
 
     metadata = {"format": FORMAT, "facts": json.dumps(facts)}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _replacing(path) as temporary:
         save_file(contiguous, temporary, metadata)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -58,16 +55,44 @@ def read_checkpoint(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file, or a damaged one: {error}") from error
+    return Checkpoint(tensors, _facts(path, metadata))
+
+
+def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     if metadata.get("format") != FORMAT:
         raise ValueError(
             f"{path} was not written by this library: its format is "
             f"{metadata.get('format')!r}, expected {FORMAT!r}"
         )
-    return Checkpoint(tensors, json.loads(metadata["facts"]))
+    try:
+        facts = json.loads(metadata["facts"])
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{path} has damaged facts: {error}") from error
+    if not isinstance(facts, dict):
+        raise ValueError(f"{path} has damaged facts: got {facts!r}")
+    return facts
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
+    with _replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what writers left behind that were killed."""
+    for left in directory.glob(".*.unfinished"):
+        left.unlink(missing_ok=True)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside a path that takes its place once it is whole and on the disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -25,10 +25,12 @@ def launch(
     """Processes on the devices, ready to train; under ``torchrun`` those that it started.
 
     One device means one process. ``ddp`` copies the model to every process, ``fsdp`` shards its
-    blocks over them.
+    blocks over them. A program that may have several processes ends with ``finish``.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    if precision not in _PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(_PRECISIONS)}, got {precision!r}")
     try:
         from lightning_fabric import Fabric
     except ModuleNotFoundError as error:
@@ -46,6 +48,25 @@ def launch(
     return fabric
 
 
+def finish(fabric: Fabric) -> None:
+    """Let go of the other processes once all are here; the last thing that a program does."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        fabric.barrier()
+        distributed.destroy_process_group()
+
+
+def check_precision(fabric: Fabric, precision: str) -> None:
+    """Raise unless the processes were launched with that precision."""
+    found = fabric.strategy.precision.precision
+    if found != _PRECISIONS[precision]:
+        raise ValueError(
+            f"the recipe has precision={precision!r}, the processes were launched with {found!r}; "
+            f"launch them with launch({precision!r}), and fp16 on a GPU"
+        )
+
+
 def mean_over_processes(fabric: Fabric, tensor: Tensor) -> Tensor:
     """The mean of a tensor over all processes."""
     mean = fabric.all_reduce(tensor, reduce_op="mean")
@@ -54,19 +75,24 @@ def mean_over_processes(fabric: Fabric, tensor: Tensor) -> Tensor:
 
 
 def _sharding() -> Any:
-    """Each block of the encoder, then the rest, sharded over all processes."""
+    """Each block of the encoder, then the rest, sharded over all processes.
+
+    Fabric's own FSDP strategy refuses processors; this one takes any function that shards.
+    """
     from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 
-    return ModelParallelStrategy(parallelize_fn=_shard, tensor_parallel_size=1)
+    return ModelParallelStrategy(parallelize_fn=_shard)
 
 
 def _shard(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     from primal_attention.models import EncoderBlock
 
+    all_processes = init_device_mesh(mesh.device_type, (mesh.size(),))
     for block in model.modules():
         if isinstance(block, EncoderBlock):
-            fully_shard(block, mesh=mesh["data_parallel"])
-    fully_shard(model, mesh=mesh["data_parallel"])
+            fully_shard(block, mesh=all_processes)
+    fully_shard(model, mesh=all_processes)
     return model

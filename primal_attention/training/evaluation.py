@@ -12,7 +12,7 @@ from primal_attention.training.devices import mean_over_processes
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-_BATCH_SIZE = 128
+_TOKENS = 2**16  # of a batch
 
 
 class Evaluation(NamedTuple):
@@ -28,10 +28,11 @@ def evaluate(model: Any, goal: Goal, cases: Cases, fabric: Fabric) -> Evaluation
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=fabric.device)
     mine = torch.arange(fabric.global_rank, len(cases), fabric.world_size, device=fabric.device)
-    batches = -(-len(cases) // (_BATCH_SIZE * fabric.world_size))  # the same in every process
+    size = max(1, _TOKENS // next(iter(cases.inputs.values())).shape[1])
+    batches = -(-len(cases) // (size * fabric.world_size))  # the same in every process
     for index in range(batches):
         # A sharded model needs every process in every pass, those without a case included.
-        indices = mine[index * _BATCH_SIZE : (index + 1) * _BATCH_SIZE]
+        indices = mine[index * size : (index + 1) * size]
         batch = cases[indices if len(indices) else mine.new_zeros(1)]
         outputs = model(**batch.inputs)
         both = goal.losses(outputs, batch.target), goal.scores(outputs, batch.target)

@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from primal_attention.objectives import ksvd_loss, record_ksvd
-from primal_attention.tasks import Batch, Task
-from primal_attention.training.building import build_model, build_optimizer, uses_objective
-from primal_attention.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from primal_attention.training.devices import mean_over_processes
+from primal_attention.tasks import Task
+from primal_attention.training.building import build_model, build_optimizer
+from primal_attention.training.checkpoint import (
+    Checkpoint,
+    read_checkpoint,
+    remove_unfinished,
+    write_checkpoint,
+)
+from primal_attention.training.devices import check_precision, mean_over_processes
 from primal_attention.training.evaluation import Evaluation, evaluate
 from primal_attention.training.order import Plan
+from primal_attention.training.progress import Outcome as Outcome
+from primal_attention.training.progress import Progress, Watcher
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.schedules import lr_factor
+from primal_attention.training.step import Step, can_replay
 from primal_attention.training.weights import (
     gather_model,
     gather_optimizer,
@@ -37,47 +43,6 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 LAST, BEST = "last.safetensors", "best.safetensors"
-
-
-class Watcher:
-    """Is told how a run goes; this one says nothing."""
-
-    def start(self, recipe: Recipe, plan: Plan, done: list[dict[str, float]]) -> None:
-        """The run begins, or goes on after the rounds already done."""
-
-    def step(self, step: int) -> None:
-        """A step was made."""
-
-    def round(self, entry: dict[str, float]) -> None:
-        """A round is over."""
-
-    def stop(self) -> None:
-        """The run is over, or was interrupted."""
-
-
-@dataclass
-class Progress:
-    """How far a run is; what a checkpoint holds beside tensors."""
-
-    rounds: list[dict[str, float]] = field(default_factory=list)
-    best: int = -1  # index of the best round
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a run."""
-
-    recipe: Recipe
-    metric: str
-    value: float  # of the test cases, with the weights of the best round
-    valid: float  # of the cases that chose this round
-    rounds: list[dict[str, float]]
-    best: int
-    steps: int
-    seconds: float
-    device: str
-    weights: dict[str, Tensor]  # of the best round, on the CPU
 
 
 def train(
@@ -116,29 +81,27 @@ class Run:
         watcher: Watcher,
         save_every: float,
     ):
-        self.recipe, self.fabric, self.watcher = recipe, fabric, watcher
+        check_precision(fabric, recipe.precision)
+        _check_cases(task)
+        self.recipe, self.fabric = recipe, fabric
+        self.watcher = watcher if fabric.is_global_zero else Watcher()
         self.directory, self.save_every = directory, save_every
         self.task = task.to(fabric.device)
-        self.plan = Plan(
-            recipe.seed,
-            len(task.train),
-            recipe.batch_size,
-            recipe.epochs,
-            recipe.eval_every,
-            fabric.world_size,
-        )
+        cases, batch_size = len(task.train), recipe.batch_size
+        self.plan = Plan(recipe.seed, cases, batch_size, recipe.epochs, recipe.eval_every)
         torch.manual_seed(recipe.seed)
         model = build_model(recipe, task.sizes)
-        self.with_objective = uses_objective(recipe, model)
         self.model: Any = fabric.setup(model)
-        self.optimizer: Any = fabric.setup_optimizers(build_optimizer(recipe, self.model))
+        optimizer = build_optimizer(recipe, self.model, capturable=can_replay(recipe, fabric))
+        self.optimizer: Any = fabric.setup_optimizers(optimizer)
+        self.step = Step(recipe, self.task, fabric, self.model, self.optimizer)
         self.progress = Progress()
         self.best_weights: dict[str, Tensor] = {}
 
     def run(self) -> Outcome:
         """All rounds that are left, then the test."""
         self._resume()
-        self.watcher.start(self.recipe, self.plan, self.progress.rounds)
+        self.watcher.start(self.recipe, self.plan, self.progress)
         try:
             saved = began = time.monotonic()
             while not self._over():
@@ -159,7 +122,7 @@ class Run:
         return rounds >= self.plan.num_rounds or (patience is not None and waited >= patience)
 
     def _round(self) -> None:
-        index = len(self.progress.rounds)
+        recipe, index = self.recipe, len(self.progress.rounds)
         self.plan.reseed(index, self.fabric.global_rank)
         self.model.train()
         sums = torch.zeros(2, device=self.fabric.device)  # of the losses and of the objectives
@@ -167,14 +130,15 @@ class Run:
         for epoch in self.plan.epochs_of(index):
             for indices in self.plan.batches(epoch, self.fabric.device):
                 step = epoch * self.plan.steps_per_epoch + steps % self.plan.steps_per_epoch
-                sums += self._step(step, indices)
+                factor = lr_factor(recipe.schedule, step, self.plan.total_steps, recipe.warmup)
+                sums += self.step(indices, recipe.lr * factor)
                 steps += 1
                 self.watcher.step(step)
         loss, objective = mean_over_processes(self.fabric, sums / steps).tolist()
         if not math.isfinite(loss):
             raise FloatingPointError(
                 f"the training loss is {loss} in epoch {epoch + 1}; try a lower lr than "
-                f"{self.recipe.lr}, a clip_norm, or precision=fp32"
+                f"{recipe.lr}, a clip_norm, or precision=fp32"
             )
         found = evaluate(self.model, self.task.goal, self.task.valid, self.fabric)
         entry = {
@@ -190,39 +154,7 @@ class Run:
             self.progress.best = index
             self.best_weights = gather_model(self.model.module)
         self.watcher.round(entry)
-        self.fabric.log_dict(entry, step=entry["step"])
-
-    def _step(self, step: int, indices: Tensor) -> Tensor:
-        """One step; returns task loss and objective, without waiting for the device."""
-        recipe, total = self.recipe, self.plan.total_steps
-        lr = recipe.lr * lr_factor(recipe.schedule, step, total, recipe.warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        mine = indices[self.fabric.global_rank :: self.fabric.world_size]
-        share = len(mine) * self.fabric.world_size / len(indices)  # so that processes average
-        recording: AbstractContextManager[None] = (
-            record_ksvd(self.model) if self.with_objective else nullcontext()
-        )
-        with recording:
-            batch = self.task.train[mine]
-            loss = self._task_loss(batch)
-        objective = loss.new_zeros(())
-        if self.with_objective:
-            objective = ksvd_loss(self.model, objective=recipe.objective)
-        self.fabric.backward((loss + recipe.eta * objective) * share)
-        if recipe.clip_norm is not None:
-            self.fabric.clip_gradients(
-                self.model,
-                self.optimizer,
-                max_norm=recipe.clip_norm,
-                error_if_nonfinite=False,
-            )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return torch.stack([loss.detach(), objective.detach()]) * share
-
-    def _task_loss(self, batch: Batch) -> Tensor:
-        return self.task.goal.losses(self.model(**batch.inputs), batch.target).mean()
+        self.fabric.log_dict(entry, step=int(entry["step"]))
 
     def _is_best(self, found: Evaluation) -> bool:
         """A better metric, or the same with a lower loss."""
@@ -238,42 +170,59 @@ class Run:
         """All that a resumed run needs in one file, the best weights in another."""
         if self.directory is None:
             return
-        model = gather_model(self.model.module)
-        optimizer = gather_optimizer(self.optimizer.optimizer)
+        parts = {
+            "model": gather_model(self.model.module),
+            "optimizer": gather_optimizer(self.optimizer.optimizer),
+            "best": self.best_weights,
+        }
         if not self.fabric.is_global_zero:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        facts = {"recipe": self.recipe.to_json(), "progress": asdict(self.progress)}
-        parts = {"model": model, "optimizer": optimizer, "best": self.best_weights}
         tensors = {
             f"{part}.{name}": each for part, state in parts.items() for name, each in state.items()
         }
+        facts = {
+            "recipe": self.recipe.to_json(),
+            "progress": asdict(self.progress),
+            "precision": self.fabric.strategy.precision.state_dict(),  # fp16: the loss's scale
+        }
         write_checkpoint(self.directory / LAST, tensors, facts)
-        best = self.progress.rounds[self.progress.best]
-        facts = {"recipe": self.recipe.to_json(), "sizes": asdict(self.task.sizes), "round": best}
-        write_checkpoint(self.directory / BEST, self.best_weights, facts)
+        self._save_best(self.directory)
+
+    def _save_best(self, directory: Path) -> None:
+        """The weights of the best round, and what it takes to use them."""
+        task = self.task
+        facts = {
+            "recipe": self.recipe.to_json(),
+            "sizes": asdict(task.sizes),
+            "labels": task.labels,
+            "encoding": task.encoding.to_dict() if task.encoding else None,
+            "round": self.progress.rounds[self.progress.best],
+        }
+        write_checkpoint(directory / BEST, self.best_weights, facts)
 
     def _resume(self) -> None:
-        """Go on after the last saved round, if there is one."""
-        if self.directory is None or not (self.directory / LAST).exists():
+        """Go on after the last saved round, if there is one; the first process reads for all."""
+        found = self._saved() if self.fabric.is_global_zero else None
+        checkpoint = self.fabric.broadcast(found)
+        if checkpoint is None:
             return
-        checkpoint = read_checkpoint(self.directory / LAST)
-        self._check_same_recipe(checkpoint)
         self.progress = Progress(**checkpoint.facts["progress"])
         self.best_weights = checkpoint.part("best")
         load_model(self.model.module, checkpoint.part("model"))
         load_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
+        if checkpoint.facts["precision"]:
+            self.fabric.strategy.precision.load_state_dict(checkpoint.facts["precision"])
+        if self.directory is not None and self.fabric.is_global_zero:
+            self._save_best(self.directory)  # a kill may have come between the two files
 
-    def _check_same_recipe(self, checkpoint: Checkpoint) -> None:
-        before = Recipe.from_json(checkpoint.facts["recipe"])
-        if before == self.recipe:
-            return
-        theirs, ours = asdict(before), asdict(self.recipe)
-        changed = [f"{key}={theirs[key]!r}" for key in ours if theirs[key] != ours[key]]
-        raise ValueError(
-            f"{self.directory} holds a run of another recipe ({', '.join(changed)}); "
-            "choose another directory or remove it"
-        )
+    def _saved(self) -> Checkpoint | None:
+        if self.directory is None or not (self.directory / LAST).exists():
+            return None
+        remove_unfinished(self.directory)
+        checkpoint = read_checkpoint(self.directory / LAST)
+        self.recipe.check_same(Recipe.from_json(checkpoint.facts["recipe"]), self.directory)
+        return checkpoint
 
     def _outcome(self) -> Outcome:
         load_model(self.model.module, self.best_weights)
@@ -291,6 +240,12 @@ class Run:
             device_name(self.fabric.device),
             self.best_weights,
         )
+
+
+def _check_cases(task: Task) -> None:
+    for name, cases in (("train", task.train), ("valid", task.valid), ("test", task.test)):
+        if not len(cases):
+            raise ValueError(f"the task {task.name} has no case in {name}")
 
 
 def device_name(device: torch.device) -> str:

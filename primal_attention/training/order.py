@@ -19,13 +19,11 @@ class Plan:
     batch_size: int
     epochs: int
     eval_every: int
-    num_processes: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
-        """A last batch with fewer cases than processes is left out."""
-        whole, rest = divmod(self.num_cases, self.batch_size)
-        return max(whole + (rest >= self.num_processes), 1)
+        """Batches of an epoch; the last may be smaller."""
+        return -(-self.num_cases // self.batch_size)
 
     @property
     def total_steps(self) -> int:

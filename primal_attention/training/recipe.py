@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -52,6 +53,7 @@ class Recipe:
     eval_every: int = 1  # epochs between two evaluations
     patience: int | None = None  # evaluations without a better one before training stops
     precision: str = "fp32"
+    graph: bool = True  # on one CUDA device, replay the step as a graph
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained, by name."""
@@ -80,7 +82,22 @@ class Recipe:
     @classmethod
     def from_json(cls, text: str) -> Recipe:
         """The recipe that ``to_json`` wrote."""
-        return cls(**json.loads(text))
+        settings = json.loads(text)
+        names = [each.name for each in fields(cls)]
+        for key in settings:
+            if key not in names:
+                raise ValueError(f"no setting is called {key!r}; {nearest(key, names)}")
+        return cls(**settings)
+
+    def check_same(self, other: Recipe, place: Path) -> None:
+        """Raise unless another recipe, found at that place, is this one."""
+        ours, theirs = (json.loads(each.to_json()) for each in (self, other))
+        changed = [f"{key}={theirs[key]!r}" for key in ours if theirs[key] != ours[key]]
+        if changed:
+            raise ValueError(
+                f"{place} holds a run of another recipe ({', '.join(changed)}); "
+                "choose another directory or remove it"
+            )
 
     def with_settings(self, settings: Iterable[str]) -> Recipe:
         """The recipe with ``key=value`` settings; ``attention.key=value`` is an option of it."""

@@ -1,0 +1,109 @@
+"""One step of training, and its replay as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from primal_attention.objectives import ksvd_loss, record_ksvd
+from primal_attention.tasks import Task
+from primal_attention.training.building import uses_objective
+from primal_attention.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+_WARM_UP = 3  # steps of each batch size before the next one is recorded
+
+
+class Step:
+    """Forward, objective, backward, clipping and update on a batch of cases.
+
+    Neither it nor its replay waits for the device.
+    """
+
+    def __init__(self, recipe: Recipe, task: Task, fabric: Fabric, model: Any, optimizer: Any):
+        self.recipe, self.task, self.fabric = recipe, task, fabric
+        self.model, self.optimizer = model, optimizer
+        self.with_objective = uses_objective(recipe, model)
+        self.update = Replayed(self._update) if can_replay(recipe, fabric) else self._update
+        self.lr = torch.zeros((), device=fabric.device)
+
+    def __call__(self, indices: Tensor, lr: float) -> Tensor:
+        """Train on the cases with those indices; returns task loss and objective, [2]."""
+        self._set_lr(lr)
+        mine = indices[self.fabric.global_rank :: self.fabric.world_size]
+        # Processes average their gradients, so one with more cases has to count for more.
+        share = len(mine) * self.fabric.world_size / len(indices)
+        return self.update(mine, share)
+
+    def _update(self, indices: Tensor, share: float) -> Tensor:
+        recipe, batch = self.recipe, self.task.train[indices]
+        with record_ksvd(self.model):
+            loss = self.task.goal.losses(self.model(**batch.inputs), batch.target).mean()
+        objective = loss.new_zeros(())
+        if self.with_objective:
+            objective = ksvd_loss(self.model, objective=recipe.objective)
+        self.fabric.backward((loss + recipe.eta * objective) * share)
+        if recipe.clip_norm is not None:
+            self.fabric.clip_gradients(
+                self.model, self.optimizer, max_norm=recipe.clip_norm, error_if_nonfinite=False
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return torch.stack([loss.detach(), objective.detach()]) * share
+
+    def _set_lr(self, lr: float) -> None:
+        """A number, or a tensor that a recorded update reads again at each replay."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr.fill_(lr) if group.get("capturable") else lr
+
+
+class Replayed:
+    """An update that is recorded once for each batch size and then replayed, without launches.
+
+    Its random numbers go on as they would have: a replay reads the state of the generator.
+    """
+
+    def __init__(self, update: Callable[[Tensor, float], Tensor]):
+        self.update = update
+        self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.seen: dict[int, int] = {}
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+
+    def __call__(self, indices: Tensor, share: float) -> Tensor:
+        """The update of one process: its share is 1."""
+        size = len(indices)
+        self.seen[size] = self.seen.get(size, 0) + 1
+        if self.seen[size] <= _WARM_UP:
+            return self._eagerly(indices)
+        if size not in self.graphs:
+            self.graphs[size] = self._record(indices)
+        graph, inputs, output = self.graphs[size]
+        inputs.copy_(indices)
+        graph.replay()
+        return output
+
+    def _eagerly(self, indices: Tensor) -> Tensor:
+        # On the stream of the recording: gradients are added up where they were first.
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            output = self.update(indices, 1.0)
+        current.wait_stream(self.stream)
+        return output
+
+    def _record(self, indices: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        graph, inputs = torch.cuda.CUDAGraph(), indices.clone()
+        with torch.cuda.graph(graph, stream=self.stream):
+            output = self.update(inputs, 1.0)
+        return graph, inputs, output
+
+
+def can_replay(recipe: Recipe, fabric: Fabric) -> bool:
+    """One process on a CUDA device; the scaler of fp16 waits for the device at each step."""
+    alone = fabric.world_size == 1 and fabric.device.type == "cuda"
+    return alone and recipe.precision != "fp16" and recipe.graph
