@@ -1,4 +1,4 @@
-"""Train the recipes of a table, several at a time, and add their rows to its results.csv.
+"""Train the recipes of tables, several at a time, and add their rows to each results.csv.
 
     python reproduction/run.py primal_attention/table1_uea --jobs 2 --select model=primalformer
 
@@ -10,39 +10,51 @@ import importlib.util
 import multiprocessing as mp
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 
 from primal_attention.training.recipe import Recipe
-from primal_attention.training.results import Row, add_rows, current_commit, key_of, read_rows
+from primal_attention.training.results import KEY, Row, add_rows, current_commit, key_of, read_rows
 
 HERE = Path(__file__).parent
 
 
 def main() -> None:
     arguments = parse_arguments()
-    results = arguments.results or HERE / arguments.table / "results.csv"
+    left = [
+        (table, recipe)
+        for table in arguments.tables
+        for recipe in missing(table, results_of(table, arguments.out), arguments)
+    ]
+    deadline = time.monotonic() + 60 * arguments.minutes
+    for table, row in run_all(left, arguments.jobs, deadline):
+        add_rows(results_of(table, arguments.out), [row])
+
+
+def missing(table: str, results: Path, arguments: argparse.Namespace) -> list[Recipe]:
+    """The recipes of a table that are asked for and have no row yet."""
     recipes = [
         recipe.with_settings(arguments.set)
-        for recipe in table_recipes(arguments.table)
+        for recipe in table_recipes(table)
         if selected(recipe, arguments.select)
     ]
-    done = {tuple(row[name] for name in key_of(recipes[0])) for row in read_rows(results)}
-    left = [recipe for recipe in recipes if tuple(key_of(recipe).values()) not in done]
-    print(f"{len(recipes)} recipes, {len(recipes) - len(left)} done, {len(left)} to run")
-    deadline = time.monotonic() + 60 * arguments.minutes
-    for row in run_all(left, arguments.jobs, deadline):
-        add_rows(results, [row])
-    print(f"results are in {results}")
+    done = [{name: row[name] for name in KEY} for row in read_rows(results)]
+    left = [recipe for recipe in recipes if key_of(recipe) not in done]
+    print(f"{table}: {len(recipes)} recipes, {len(recipes) - len(left)} done", flush=True)
+    return left
+
+
+def results_of(table: str, out: Path | None) -> Path:
+    return (out or HERE) / table / "results.csv"
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("table", help="folder of recipes.py, relative to this file's")
+    parser.add_argument("tables", nargs="+", help="folders with a recipes.py, from here")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run after that")
-    parser.add_argument("--results", type=Path, help="default: results.csv of the folder")
+    parser.add_argument("--out", type=Path, help="folder for results.csv, default: here")
     parser.add_argument("--select", nargs="*", default=[], help="key=value,value of the recipes")
     parser.add_argument("--set", nargs="*", default=[], help="key=value changes to all recipes")
     return parser.parse_args()
@@ -68,15 +80,16 @@ def selected(recipe: Recipe, conditions: Iterable[str]) -> bool:
     return True
 
 
-def run_all(recipes: list[Recipe], jobs: int, deadline: float) -> Iterable[Row]:
+def run_all(
+    queue: list[tuple[str, Recipe]], jobs: int, deadline: float
+) -> Iterator[tuple[str, Row]]:
     """The rows of the runs, as they end; after the deadline those under way are given up."""
-    commit = current_commit()
-    queue, began = list(recipes), time.monotonic()
+    commit, began = current_commit(), time.monotonic()
     with ProcessPoolExecutor(jobs, mp.get_context("spawn")) as pool:
-        running: set[Future[Row]] = set()
+        running: set[Future[tuple[str, Row]]] = set()
         while queue or running:
             while queue and len(running) < jobs and time.monotonic() < deadline:
-                running.add(pool.submit(run_one, queue.pop(0), commit))
+                running.add(pool.submit(run_one, *queue.pop(0), commit))
             left = max(deadline - time.monotonic(), 0)
             done, running = wait(running, left, FIRST_COMPLETED)
             if not done:
@@ -84,14 +97,17 @@ def run_all(recipes: list[Recipe], jobs: int, deadline: float) -> Iterable[Row]:
                 kill(pool)
                 return
             for future in done:
-                row = future.result()
+                if future.exception() is not None:
+                    print(f"a run failed: {future.exception()!r}", flush=True)
+                    continue
+                table, row = future.result()
                 print(
                     f"{time.monotonic() - began:6.0f} s  {row['dataset']:20s} {row['model']:14s} "
                     f"{row['protocol']:6s} {row['seed']}  {row['value']} in {row['seconds']} s  "
                     f"({len(queue) + len(running)} left)",
                     flush=True,
                 )
-                yield row
+                yield table, row
 
 
 def kill(pool: ProcessPoolExecutor) -> None:
@@ -99,7 +115,7 @@ def kill(pool: ProcessPoolExecutor) -> None:
         process.kill()
 
 
-def run_one(recipe: Recipe, commit: str) -> Row:
+def run_one(table: str, recipe: Recipe, commit: str) -> tuple[str, Row]:
     """One run, in a process of its own."""
     import logging
 
@@ -114,7 +130,8 @@ def run_one(recipe: Recipe, commit: str) -> Row:
     name = recipe.task.partition("/")[2]
     valid = "test" if recipe.valid_fraction is None else recipe.valid_fraction
     task = uea_task(name, valid=valid, seed=recipe.seed)
-    return row_of(train(recipe, task, launch(recipe.precision, devices=1)), commit)
+    outcome = train(recipe, task, launch(recipe.precision, devices=1))
+    return table, row_of(outcome, commit)
 
 
 if __name__ == "__main__":

@@ -81,18 +81,14 @@ def outputs_of(
 ) -> Tensor:
     """What the network makes of all cases, [B, K] in float64 on the CPU; it stays where it is."""
     network = network if device == "cpu" else deepcopy(network).to(device)
-    num_cases = len(inputs["token_mask"])
+
+    def answers(part: Tensor) -> Tensor:
+        outputs: Tensor = network(**{name: each[part].to(device) for name, each in inputs.items()})
+        return outputs.cpu().double()
+
+    parts = torch.arange(len(inputs["token_mask"])).split(_BATCH_SIZE)
     with seeded(seed, device):  # some mechanisms draw random numbers in every pass
-        batches = [
-            network(
-                **{
-                    name: each[first : first + _BATCH_SIZE].to(device)
-                    for name, each in inputs.items()
-                }
-            )
-            for first in range(0, num_cases, _BATCH_SIZE)
-        ]
-    return torch.cat(batches).cpu().double()
+        return torch.cat([answers(part) for part in parts])
 
 
 @contextmanager
@@ -100,7 +96,9 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     """Random numbers from a seed, after which the generators go on as if nothing had been."""
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if device == "cuda":
+            torch.cuda.manual_seed(seed)
         yield
 
 

@@ -31,6 +31,8 @@ def launch(
         raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
     if precision not in _PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(_PRECISIONS)}, got {precision!r}")
+    if (strategy, precision) == ("fsdp", "fp16"):
+        raise ValueError("fsdp goes with precision fp32 or bf16, got 'fp16'")
     try:
         from lightning_fabric import Fabric
     except ModuleNotFoundError as error:

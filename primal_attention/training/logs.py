@@ -71,7 +71,7 @@ class TensorBoard(Watcher):
 
 
 def _logger(directory: Path) -> Any:
-    from lightning_fabric.loggers import TensorBoardLogger
+    from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
     try:
         return TensorBoardLogger(directory, name=TENSORBOARD, version="", flush_secs=10)

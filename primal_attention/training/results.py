@@ -23,7 +23,7 @@ COLUMNS = (
     *("metric", "value", "valid", "selection", "epoch", "steps", "seconds"),
     *("device", "torch", "commit", "settings"),
 )
-_KEY = ("dataset", "model", "protocol", "seed", "settings")
+KEY = ("dataset", "model", "protocol", "seed", "settings")
 
 
 def row_of(outcome: Outcome, commit: str) -> Row:
@@ -88,7 +88,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def add_rows(path: Path, rows: Iterable[Row]) -> None:
     """Add rows to a results file; a row of the same run is replaced."""
-    merged = {tuple(row[name] for name in _KEY): row for row in [*read_rows(path), *rows]}
+    merged = {tuple(row[name] for name in KEY): row for row in [*read_rows(path), *rows]}
     text = io.StringIO()
     ordered = sorted(merged.values(), key=_order)
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")

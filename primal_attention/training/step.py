@@ -36,9 +36,10 @@ class Step:
         """Train on the cases with those indices; returns task loss and objective, [2]."""
         self._set_lr(lr)
         mine = indices[self.fabric.global_rank :: self.fabric.world_size]
-        # Processes average their gradients, so one with more cases has to count for more.
+        # Processes average their gradients, so one with more cases has to count for more; one
+        # without any takes part with a case that counts for nothing.
         share = len(mine) * self.fabric.world_size / len(indices)
-        return self.update(mine, share)
+        return self.update(mine if len(mine) else indices[:1], share)
 
     def _update(self, indices: Tensor, share: float) -> Tensor:
         recipe, batch = self.recipe, self.task.train[indices]

@@ -61,12 +61,28 @@ def test_dropout_is_for_training_alone_and_keeps_the_mean(norm):
     assert not torch.equal(stack.train()(x), stack(x))
 
 
-def test_dropout_reaches_both_branches_and_the_hidden_layer():
-    """With all that a branch adds dropped nothing but x is left, up to the last norm."""
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_dropout_reaches_both_branches(norm):
+    """With all that a branch adds dropped, nothing but x and its norms are left."""
     (attention,) = build_attentions("softmax", 1, D, H)
-    block = EncoderBlock(attention, D, FFN, dropout=1 - 1e-9).train()
+    block = EncoderBlock(attention, D, FFN, norm=norm, dropout=1 - 1e-9).train()
     x = torch.randn(B, N, D)
-    assert torch.equal(block(x), x)
+    expected = x if norm == "pre" else block.ffn_norm(block.attention_norm(x))
+    assert torch.equal(block(x), expected)
+
+
+def test_dropout_reaches_the_hidden_layer():
+    """Where each of 13 hidden units adds 1, what is added is more than all or nothing."""
+    (attention,) = build_attentions("softmax", 1, D, H)
+    block = EncoderBlock(attention, D, FFN, activation="relu", dropout=0.5).train()
+    with torch.no_grad():
+        for parameter in (*block.ffn_in.parameters(), *block.attention.out_proj.parameters()):
+            parameter.zero_()
+        block.ffn_in.bias.fill_(1.0)
+        block.ffn_out.weight.fill_(1.0)
+        block.ffn_out.bias.zero_()
+    added = block(torch.zeros(B, N, D))
+    assert len(added.unique()) > 3
 
 
 def test_a_block_without_biases_has_none():

@@ -13,7 +13,7 @@ from primal_attention.models.positions import sinusoids
 
 from .small import FFN, MASK, B, D, H, N, V, gradients, randomise, symbols
 
-DECODING = {name: {} for name, layer in ATTENTIONS.items() if layer.mechanism.decode}
+DECODING = [name for name, layer in ATTENTIONS.items() if layer.mechanism.decode]
 CONSTANT = ["static", "dual", "linear", "performer", "flow", "cosformer"]
 
 
@@ -188,10 +188,11 @@ def test_a_model_trains_with_its_objective():
 
 
 def test_generation_keeps_no_graph_and_leaves_no_statistics():
-    model = language_model("static").train()
+    model, outputs = language_model("static").train(), []
+    model.decoder.final_norm.register_forward_hook(lambda *args: outputs.append(args[-1]))
     model.generate(symbols(length=3), 3)
+    assert [y.requires_grad for y in outputs] == [False] * 3
     assert not any(m.ksvd_runs for m in model.modules() if isinstance(m, PrimalAttention))
-    assert not model.generate(symbols(length=3), 3).requires_grad
 
 
 def test_dropout_is_for_training_alone():
@@ -200,6 +201,13 @@ def test_dropout_is_for_training_alone():
     assert torch.equal(model(ids), still(ids))
     model.train()
     assert not torch.equal(model(ids), model(ids))
+
+
+def test_dropout_reaches_the_tokens():
+    model, seen = language_model("softmax", dropout=1 - 1e-9).train(), []
+    model.decoder.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
+    model(symbols())
+    assert not seen[0].any()
 
 
 def test_a_mechanism_without_a_state_trains_but_does_not_decode():

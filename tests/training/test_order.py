@@ -1,0 +1,59 @@
+"""Which cases are seen when: a function of seed and epoch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from primal_attention.training.order import Plan
+
+PLAN = Plan(seed=3, num_cases=49, batch_size=16, epochs=7, eval_every=3)
+CPU = torch.device("cpu")
+
+
+def order(plan, epoch):
+    return torch.cat(list(plan.batches(epoch, CPU))).tolist()
+
+
+@given(st.integers(1, 100), st.integers(1, 33), st.integers(0, 10**6))
+def test_every_case_once_an_epoch(num_cases, batch_size, epoch):
+    plan = replace(PLAN, num_cases=num_cases, batch_size=batch_size)
+    batches = list(plan.batches(epoch, CPU))
+    assert len(batches) == plan.steps_per_epoch
+    assert {len(batch) for batch in batches[:-1]} <= {batch_size}
+    assert sorted(torch.cat(batches).tolist()) == list(range(num_cases))
+
+
+def test_order_follows_from_seed_and_epoch():
+    first = order(PLAN, 5)
+    torch.manual_seed(1)
+    order(PLAN, 2)
+    assert order(PLAN, 5) == first
+    assert order(PLAN, 6) != first
+    assert order(replace(PLAN, seed=4), 5) != first
+
+
+def test_rounds_share_out_the_epochs():
+    rounds = [list(PLAN.epochs_of(index)) for index in range(PLAN.num_rounds)]
+    assert rounds == [[0, 1, 2], [3, 4, 5], [6]]
+    assert PLAN.total_steps == 7 * 4
+
+
+def drawn(plan, round_index, process):
+    with torch.random.fork_rng():
+        plan.reseed(round_index, process)
+        return torch.randint(2**40, ()).item()
+
+
+@pytest.mark.parametrize("change", ["seed", "round", "process"])
+def test_random_numbers_follow_from_seed_round_and_process(change):
+    first = drawn(PLAN, 2, 1)
+    assert drawn(PLAN, 2, 1) == first
+    others = {
+        "seed": (replace(PLAN, seed=4), 2, 1),
+        "round": (PLAN, 1, 1),
+        "process": (PLAN, 2, 0),
+    }
+    assert drawn(*others[change]) != first
