@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from primal_attention.timeseries.parameters import (
     plain_values,
     recipe_of,
 )
-from primal_attention.training import Recipe, Watcher, launch, train
+from primal_attention.training import Recipe, launch, progress_bar, train
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
 
 
@@ -99,7 +98,7 @@ class Estimator(Parameters, ABC):
         task = task_of(goal, num_outputs, X, target, split)
         fabric = launch(recipe.precision, accelerator=device_type(self.device), devices=1)
         with threads(self._n_jobs):
-            outcome = train(recipe, task, fabric, watcher=Lines() if self.verbose else None)
+            outcome = train(recipe, task, fabric, watcher=progress_bar() if self.verbose else None)
         assert isinstance(task.encoding, SeriesEncoding)
         self.recipe_, self.encoding_, self.history_ = recipe, task.encoding, outcome.rounds
         self.network_ = build_network(recipe, task.sizes, outcome.weights)
@@ -210,11 +209,3 @@ class Regressor(Estimator):
 
     def _restore(self, facts: Mapping[str, Any]) -> None:
         self.target_mean_, self.target_std_ = facts["target_mean"], facts["target_std"]
-
-
-class Lines(Watcher):
-    """Writes a line an epoch to the standard error."""
-
-    def round(self, entry: dict[str, float]) -> None:
-        """What came of an epoch."""
-        sys.stderr.write("  ".join(f"{name} {value:.5g}" for name, value in entry.items()) + "\n")

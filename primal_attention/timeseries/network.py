@@ -82,13 +82,13 @@ def outputs_of(
     """What the network makes of all cases, [B, K] in float64 on the CPU; it stays where it is."""
     network = network if device == "cpu" else deepcopy(network).to(device)
 
-    def answers(part: Tensor) -> Tensor:
+    def answers(part: slice) -> Tensor:
         outputs: Tensor = network(**{name: each[part].to(device) for name, each in inputs.items()})
         return outputs.cpu().double()
 
-    parts = torch.arange(len(inputs["token_mask"])).split(_BATCH_SIZE)
+    starts = range(0, len(inputs["token_mask"]), _BATCH_SIZE)
     with seeded(seed, device):  # some mechanisms draw random numbers in every pass
-        return torch.cat([answers(part) for part in parts])
+        return torch.cat([answers(slice(start, start + _BATCH_SIZE)) for start in starts])
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Parameters:
         random_state: Seed of everything random, a ``RandomState``, or None.
         n_jobs: Threads while fitting and predicting; -1 uses all processors.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"``: a GPU if there is one.
-        verbose: Whether to write a line an epoch to the standard error.
+        verbose: Whether to show on the standard error how fitting goes.
     """
 
     model: str = "primalformer"

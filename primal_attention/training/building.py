@@ -20,13 +20,10 @@ _OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 def build_model(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
     """The classifier of a recipe for cases of those sizes; parameters from the current seed."""
+    longest = sizes.num_tokens + (recipe.pooling == "class_token")
+    options = {"max_tokens": longest, **recipe.attention}
     attentions = build_attentions(
-        recipe.model,
-        recipe.num_layers,
-        recipe.dim,
-        recipe.num_heads,
-        max_tokens=sizes.num_tokens,
-        **recipe.attention,
+        recipe.model, recipe.num_layers, recipe.dim, recipe.num_heads, **options
     )
     embedding = Embedding(
         recipe.dim,

@@ -46,6 +46,8 @@ def launch(
         precision=_PRECISIONS[precision],
         loggers=loggers,
     )
+    if precision == "fp16" and fabric.device.type == "cpu":
+        raise ValueError("precision fp16 needs a GPU; bf16 and fp32 do not")
     fabric.launch()
     return fabric
 
@@ -65,7 +67,7 @@ def check_precision(fabric: Fabric, precision: str) -> None:
     if found != _PRECISIONS[precision]:
         raise ValueError(
             f"the recipe has precision={precision!r}, the processes were launched with {found!r}; "
-            f"launch them with launch({precision!r}), and fp16 on a GPU"
+            f"launch them with launch({precision!r})"
         )
 
 

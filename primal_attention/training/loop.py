@@ -217,9 +217,11 @@ class Run:
             self._save_best(self.directory)  # a kill may have come between the two files
 
     def _saved(self) -> Checkpoint | None:
-        if self.directory is None or not (self.directory / LAST).exists():
+        if self.directory is None:
             return None
         remove_unfinished(self.directory)
+        if not (self.directory / LAST).exists():
+            return None
         checkpoint = read_checkpoint(self.directory / LAST)
         self.recipe.check_same(Recipe.from_json(checkpoint.facts["recipe"]), self.directory)
         return checkpoint

@@ -72,6 +72,10 @@ class Recipe:
         _check("seed", self.seed, lambda value: value >= 0, "not negative")
         _check("lr", self.lr, lambda value: value > 0, "positive")
         _check("warmup", self.warmup, lambda value: 0 <= value <= 1, "between 0 and 1")
+        if self.patience is not None:
+            _check("patience", self.patience, lambda value: value >= 1, "at least 1")
+        if self.clip_norm is not None:
+            _check("clip_norm", self.clip_norm, lambda value: value > 0, "positive")
         if self.valid_fraction is not None:
             _check("valid_fraction", self.valid_fraction, lambda value: 0 < value < 1, "in (0, 1)")
 

@@ -73,7 +73,6 @@ def test_later_settings_win():
         ("attention=3", "no setting is called 'attention'"),
         ("patience=0", "patience must be at least 1"),
         ("clip_norm=0", "clip_norm must be positive"),
-        ("dropout=1.5", "dropout"),
     ],
 )
 def test_bad_setting_is_told_by_name(setting, told):
