@@ -127,6 +127,7 @@ def run_one(table: str, recipe: Recipe, commit: str) -> tuple[str, Row]:
 
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     torch.set_num_threads(int(os.environ.get("THREADS", "1")))
+    torch.backends.cuda.enable_cudnn_sdp(False)  # training through it ended in NaN now and then
     name = recipe.task.partition("/")[2]
     valid = "test" if recipe.valid_fraction is None else recipe.valid_fraction
     task = uea_task(name, valid=valid, seed=recipe.seed)

@@ -107,7 +107,7 @@ class Estimator(Parameters, ABC):
         """What the network makes of each case, [B, K]."""
         inputs = self.encoding_.encode(list(X))
         with threads(num_threads(self.n_jobs)):
-            return outputs_of(self.network_, inputs, device_type(self.device), self.recipe_.seed)
+            return outputs_of(self.network_, inputs, device_type(self.device))
 
     def _seed(self) -> int:
         from sklearn.utils import check_random_state

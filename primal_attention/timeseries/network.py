@@ -69,16 +69,14 @@ def build_network(
     recipe: Recipe, sizes: Sizes, weights: Mapping[str, Tensor]
 ) -> SequenceClassifier:
     """The network of a recipe with trained weights, on the CPU."""
-    with seeded(recipe.seed):
+    with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
         network = build_model(recipe, sizes)
     network.load_state_dict(weights)
     return network.eval()
 
 
 @torch.no_grad()
-def outputs_of(
-    network: SequenceClassifier, inputs: Mapping[str, Tensor], device: str, seed: int
-) -> Tensor:
+def outputs_of(network: SequenceClassifier, inputs: Mapping[str, Tensor], device: str) -> Tensor:
     """What the network makes of all cases, [B, K] in float64 on the CPU; it stays where it is."""
     network = network if device == "cpu" else deepcopy(network).to(device)
 
@@ -87,19 +85,7 @@ def outputs_of(
         return outputs.cpu().double()
 
     starts = range(0, len(inputs["token_mask"]), _BATCH_SIZE)
-    with seeded(seed, device):  # some mechanisms draw random numbers in every pass
-        return torch.cat([answers(slice(start, start + _BATCH_SIZE)) for start in starts])
-
-
-@contextmanager
-def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
-    """Random numbers from a seed, after which the generators go on as if nothing had been."""
-    devices = [torch.cuda.current_device()] if device == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        if device == "cuda":
-            torch.cuda.manual_seed(seed)
-        yield
+    return torch.cat([answers(slice(start, start + _BATCH_SIZE)) for start in starts])
 
 
 @contextmanager

@@ -193,7 +193,8 @@ def test_other_models(noise, tiny, model):
     settings = {**tiny, "model": model, "num_layers": 2, "eta": 0.1}
     classifier = timeseries.PrimalFormerClassifier(**settings).fit(X, y)
     said = classifier.predict_proba(X)
-    assert np.array_equal(classifier.predict_proba(X), said)  # though some of them draw at random
+    torch.manual_seed(7)
+    assert np.array_equal(classifier.predict_proba(X), said)
 
 
 def test_options_reach_the_attention(noise, tiny):
