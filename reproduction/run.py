@@ -85,7 +85,8 @@ def run_all(
 ) -> Iterator[tuple[str, Row]]:
     """The rows of the runs, as they end; after the deadline those under way are given up."""
     commit, began = current_commit(), time.monotonic()
-    with ProcessPoolExecutor(jobs, mp.get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(jobs, mp.get_context("spawn"))
+    try:
         running: set[Future[tuple[str, Row]]] = set()
         while queue or running:
             while queue and len(running) < jobs and time.monotonic() < deadline:
@@ -94,7 +95,6 @@ def run_all(
             done, running = wait(running, left, FIRST_COMPLETED)
             if not done:
                 print(f"the time is over: {len(queue) + len(running)} runs are left", flush=True)
-                kill(pool)
                 return
             for future in done:
                 if future.exception() is not None:
@@ -108,6 +108,9 @@ def run_all(
                     flush=True,
                 )
                 yield table, row
+    finally:  # not waiting for a worker that does not end: it has nothing left to do
+        kill(pool)
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def kill(pool: ProcessPoolExecutor) -> None:

@@ -51,6 +51,8 @@ class PerformerAttention(DecodingAttention):
         bias: Whether the projections have a bias.
     """
 
+    passes: Tensor  # so far, in training
+
     mechanism = Mechanism(
         "Choromanski et al., 2021",
         "N",
@@ -76,7 +78,8 @@ class PerformerAttention(DecodingAttention):
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
         self.redraw_interval = redraw_interval
         self.feature_map = ExponentialFeatureMap(self.head_dim, num_features)
-        self._passes = 0
+        if redraw_interval is not None:  # a resumed training goes on counting
+            self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
 
     def redraw(self) -> None:
         """Draw new random features; graphs that were built with the old ones keep them."""
@@ -119,6 +122,6 @@ class PerformerAttention(DecodingAttention):
         """Redraw before every ``interval``-th pass, but not when a checkpoint runs one again."""
         if torch._C._current_graph_task_id() != -1:  # inside a backward pass
             return
-        self._passes += 1
-        if self._passes % interval == 0:
+        self.passes += 1
+        if self.passes.item() % interval == 0:
             self.redraw()

@@ -10,10 +10,20 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.qkv import DecodingAttention
 from primal_attention.precision import accumulate, accumulation_dtype
+
+#   cuDNN's attention, which torch prefers on Hopper, put NaN into the gradients of Attention-SH
+#   (fewer keys than queries, several lengths in one step) unless each step was waited for:
+#   torch 2.11, H200, bf16.
+_WITHOUT_CUDNN = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 class KeyValueCache(NamedTuple):
@@ -83,6 +93,15 @@ def softmax_attention(
 
     Causal with fewer queries than keys: the queries are the last tokens.
     """
+    if q.is_cuda and q.shape[1] != k.shape[1]:
+        with sdpa_kernel(_WITHOUT_CUDNN):
+            return _softmax_attention(q, k, v, source_mask, causal=causal)
+    return _softmax_attention(q, k, v, source_mask, causal=causal)
+
+
+def _softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, source_mask: Tensor | None, *, causal: bool
+) -> Tensor:
     q, k, v = (z.transpose(1, 2) for z in (q, k, v))
     N, T = q.shape[2], k.shape[2]
     if source_mask is None and (not causal or N == T):

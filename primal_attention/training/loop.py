@@ -26,7 +26,7 @@ from primal_attention.training.checkpoint import (
 )
 from primal_attention.training.devices import check_precision, mean_over_processes
 from primal_attention.training.evaluation import Evaluation, evaluate
-from primal_attention.training.order import Plan
+from primal_attention.training.order import Plan, set_seed
 from primal_attention.training.progress import Outcome as Outcome
 from primal_attention.training.progress import Progress, Watcher
 from primal_attention.training.recipe import Recipe
@@ -89,7 +89,7 @@ class Run:
         self.task = task.to(fabric.device)
         cases, batch_size = len(task.train), recipe.batch_size
         self.plan = Plan(recipe.seed, cases, batch_size, recipe.epochs, recipe.eval_every)
-        torch.manual_seed(recipe.seed)
+        set_seed(recipe.seed, fabric.device)
         model = build_model(recipe, task.sizes)
         self.model: Any = fabric.setup(model)
         optimizer = build_optimizer(recipe, self.model, capturable=can_replay(recipe, fabric))
@@ -123,7 +123,7 @@ class Run:
 
     def _round(self) -> None:
         recipe, index = self.recipe, len(self.progress.rounds)
-        self.plan.reseed(index, self.fabric.global_rank)
+        self.plan.reseed(index, self.fabric.global_rank, self.fabric.device)
         self.model.train()
         sums = torch.zeros(2, device=self.fabric.device)  # of the losses and of the objectives
         steps = 0

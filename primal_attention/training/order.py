@@ -47,7 +47,15 @@ class Plan:
         for step in range(self.steps_per_epoch):
             yield indices[step * self.batch_size : (step + 1) * self.batch_size]
 
-    def reseed(self, round_index: int, process: int) -> None:
+    def reseed(self, round_index: int, process: int, device: torch.device) -> None:
         """Begin a round with random numbers of its own, in each process."""
         sequence = np.random.SeedSequence([self.seed, round_index, process])
-        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        set_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)), device)
+
+
+def set_seed(seed: int, device: torch.device) -> None:
+    """Seed the generators of the CPU and of that device, and leave those of others alone."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)

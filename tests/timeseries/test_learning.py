@@ -203,3 +203,14 @@ def test_options_reach_the_attention(noise, tiny):
     (layer,) = (each.attention for each in network.tower.encoder.blocks)
     assert (layer.num_directions, layer.landmark_jitter) == (5, 0.5)
     assert layer.q_proj.bias is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu(noise, tiny):
+    X, y = noise
+    classifier = timeseries.PrimalFormerClassifier(**tiny, device="cuda").fit(X, y)
+    on_gpu = classifier.predict_proba(X)
+    assert {each.device.type for each in classifier.network_.parameters()} == {"cpu"}
+    on_cpu = classifier.set_params(device="cpu").predict_proba(X)
+    np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-3)

@@ -6,6 +6,7 @@ import random
 import runpy
 import time
 
+import pytest
 import torch
 
 from primal_attention.training.checkpoint import read_checkpoint
@@ -50,6 +51,7 @@ def result(directory):
     return {name: value for name, value in found.items() if name != "seconds"}
 
 
+@pytest.mark.slow
 def test_killed_run_ends_as_if_it_had_not_been(tmp_path):
     train_one.main(tmp_path / "whole")
     directory, moments = tmp_path / "killed", random.Random(7)

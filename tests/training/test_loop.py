@@ -92,6 +92,13 @@ def test_best_weights_are_those_evaluated():
     assert found.loss == outcome.rounds[outcome.best]["valid_loss"]
 
 
+def test_of_equal_rounds_the_one_with_the_lower_loss_is_best():
+    goal = replace(TASK.goal, scores=lambda outputs, target: torch.ones(len(target)))
+    outcome = train(toy_recipe(epochs=13, lr=0.1), replace(TASK, goal=goal), FABRIC)
+    losses = [entry["valid_loss"] for entry in outcome.rounds]
+    assert losses[outcome.best] == min(losses) < losses[-1]
+
+
 def test_evaluation_is_the_mean_over_the_cases(monkeypatch):
     model = build_model(toy_recipe(), TASK.sizes)
     whole = evaluate(model, TASK.goal, TASK.valid, FABRIC)

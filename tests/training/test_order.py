@@ -43,7 +43,7 @@ def test_rounds_share_out_the_epochs():
 
 def drawn(plan, round_index, process):
     with torch.random.fork_rng():
-        plan.reseed(round_index, process)
+        plan.reseed(round_index, process, torch.device("cpu"))
         return torch.randint(2**40, ()).item()
 
 

@@ -16,6 +16,7 @@ from primal_attention.training.loop import LAST
 from .programs.train_toys import RECIPES, Kept
 from .toy import one_process, toy_task
 
+pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "programs" / "train_toys.py"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 

@@ -8,7 +8,7 @@ from primal_attention.tasks import CLASSIFICATION, Cases, Sizes, Task
 from primal_attention.training import Recipe, Watcher, launch
 
 N, CHANNELS, CLASSES = 11, 5, 3
-TRAIN, VALID, TEST = 49, 31, 29  # the last batch of 16 has one case, fewer than two processes
+TRAIN, VALID, TEST = 49, 31, 29  # of two processes one has no case in the last batch of 16
 
 
 def make_cases(generator, count):

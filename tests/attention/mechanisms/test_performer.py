@@ -204,9 +204,19 @@ def test_a_checkpointed_pass_is_run_again_with_the_same_features(use_reentrant):
         for _ in range(3):
             y = checkpoint(layer, x, use_reentrant=use_reentrant) if checkpointed else layer(x)
             y.square().sum().backward()
-        assert layer._passes == 3
+        assert layer.passes == 3
         grads.append(x.grad)
     assert_close(*grads)
+
+
+def test_a_resumed_layer_goes_on_counting():
+    x = randn(B, N, D)
+    layer, resumed = (build(redraw_interval=3).train() for _ in range(2))
+    layer(x), layer(x)
+    resumed.load_state_dict(layer.state_dict())
+    before = resumed.feature_map.projection
+    resumed(x)
+    assert resumed.feature_map.projection is not before
 
 
 def test_errors():

@@ -14,7 +14,7 @@ from primal_attention.training.loop import LAST
 
 RECIPES = {
     "softmax": toy_recipe("softmax", dropout=0.0, clip_norm=0.2),
-    "primal_plus": toy_recipe("primal_plus", dropout=0.0, clip_norm=0.2, eta=0.5),
+    "primal_plus": toy_recipe("primal_plus", dropout=0.0, clip_norm=0.2, eta=0.5, batch_size=10),
     "primalformer": toy_recipe(dropout=0.0, eta=0.0),
 }
 

@@ -1,4 +1,4 @@
-"""The command line, `primal`. It needs the extra `cli`: Typer and Rich, imported when it is run."""
+"""`primal check`: hold attention modules to the contract."""
 
 import importlib
 import inspect
@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from torch import nn
 
 from primal_attention.attention import ATTENTIONS, build_attention
+from primal_attention.cli.mistakes import naming
 from primal_attention.testing import ContractError, Report, Status, check_attention
 from primal_attention.testing.adapters import adapt
+
+if TYPE_CHECKING:
+    from typer import Typer
 
 _DIM, _HEADS = 32, 4
 _DIM_NAMES = ("dim", "embed_dim", "d_model", "hidden_size")
@@ -29,30 +33,10 @@ _SIGNS = {
 }
 
 
-def main() -> None:
-    """What the script `primal` calls."""
-    try:
-        program = app()
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
-            raise
-        message = f"primal needs {error.name}: pip install 'primal-attention[cli]'"
-        raise SystemExit(message) from None
-    program()
-
-
-def app() -> Any:
-    """The Typer application."""
+def register(program: "Typer") -> None:
+    """Add the command."""
     import rich.console
     import typer
-
-    program = typer.Typer(
-        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-    )
-
-    @program.callback()
-    def primal() -> None:
-        """Attention as a kernel machine."""
 
     @program.command()
     def check(
@@ -72,11 +56,9 @@ def app() -> Any:
         ] = None,
     ) -> None:
         """Hold attention modules to the contract; exit with 1 where one breaks it."""
-        try:
+        with naming():  # what cannot be found or built; not a broken contract
             candidates = list(_candidates(name, causal, dim, heads, adapter))
             reports = list(_reports(candidates))
-        except ValueError as error:  # what cannot be found or built; not a broken contract
-            raise typer.BadParameter(str(error)) from error
         console = rich.console.Console()
         if name is None:
             _print_table(console, reports)
@@ -84,8 +66,6 @@ def app() -> Any:
             for report in reports:
                 console.print(f"{report}\n", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(0 if all(report.passed for report in reports) else 1)
-
-    return program
 
 
 class Candidate(NamedTuple):

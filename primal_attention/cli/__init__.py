@@ -1,0 +1,61 @@
+"""The command line, `primal`. It needs the extra `cli`: Typer and Rich, imported when it is run."""
+
+from typing import Any
+
+from primal_attention.cli import check, data, evaluate, predict, sweep, table, train
+
+_NEXT = """\
+[bold]Attention as a kernel machine.[/] What to try next:
+
+[green]primal train uea/JapaneseVowels --model primalformer --set epochs=10[/]
+    train; with aeon installed this set needs no download
+[green]primal evaluate runs/uea/JapaneseVowels/primalformer/clean/[/]...
+    measure what was trained
+[green]primal predict FILE.ts --checkpoint runs/[/]...
+    classify time series of your own
+[green]primal table uea[/]
+    the paper's table beside our runs
+[green]primal sweep uea/JapaneseVowels --model primalformer[/]
+    search for better settings
+[green]primal data[/]
+    which data sets there are, and where
+[green]primal check torch.nn:MultiheadAttention[/]
+    hold anyone's attention to the contract
+
+Every command explains itself: [green]primal train --help[/]"""
+
+
+def main() -> None:
+    """What the script `primal` calls."""
+    try:
+        program = app()
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        message = f"primal needs {error.name}: pip install 'primal-attention[cli]'"
+        raise SystemExit(message) from None
+    program()
+
+
+def app() -> Any:
+    """The Typer application."""
+    import typer
+
+    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+    @program.callback(invoke_without_command=True)
+    def primal(context: typer.Context) -> None:
+        """Attention as a kernel machine."""
+        if context.invoked_subcommand is None:
+            _say_what_is_next()
+
+    for command in (train, evaluate, predict, table, sweep, data, check):
+        command.register(program)
+    return program
+
+
+def _say_what_is_next() -> None:
+    from rich.console import Console
+    from rich.panel import Panel
+
+    Console(highlight=False).print(Panel(_NEXT, title="primal", expand=False, padding=(1, 2)))

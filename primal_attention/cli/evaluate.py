@@ -1,0 +1,81 @@
+"""`primal evaluate`: loss and metric of a checkpoint."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+
+from primal_attention.cli.mistakes import naming
+from primal_attention.cli.runs import load_task
+from primal_attention.cli.trained import Trained, load_trained
+from primal_attention.tasks import Cases, SeriesEncoding, Task
+from primal_attention.training import finish, launch
+from primal_attention.training.evaluation import Evaluation
+from primal_attention.training.evaluation import evaluate as evaluate_cases
+from primal_attention.training.recipe import nearest
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+SPLITS = ("test", "valid", "train")
+
+
+def register(program: "Typer") -> None:
+    """Add the command."""
+    import rich.console
+    import typer
+
+    @program.command()
+    def evaluate(
+        checkpoint: Annotated[Path, typer.Argument(help="A best.safetensors, or its directory.")],
+        split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
+        data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
+        accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    ) -> None:
+        """Measure a trained model on the data it was trained for."""
+        with naming("--split"):
+            _check_split(split)
+        with naming("CHECKPOINT"):
+            trained = load_trained(checkpoint)
+        task = load_task(trained.recipe, data)
+        with naming("--data"):
+            _check_same_data(trained, task)
+        cases: Cases = getattr(task, split)
+        found = _evaluated(trained, task, cases, accelerator)
+        recipe = trained.recipe
+        rich.console.Console(highlight=False, soft_wrap=True).print(
+            f"{recipe.task}, {recipe.model}, {recipe.protocol} protocol, seed {recipe.seed}: "
+            f"{split} {task.goal.metric} {found.value:.2f}, loss {found.loss:.4f} "
+            f"({len(cases)} cases)"
+        )
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"no split is called {split!r}; {nearest(split, SPLITS)}")
+
+
+def _check_same_data(trained: Trained, task: Task) -> None:
+    """The data are those that the model was trained on: same classes, same statistics."""
+    ours, theirs = trained.encoding, task.encoding
+    assert isinstance(theirs, SeriesEncoding)
+    same = ours.num_tokens == theirs.num_tokens and trained.labels == task.labels
+    if not same or not all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b)
+        for a, b in ((ours.mean, theirs.mean), (ours.std, theirs.std))
+    ):
+        raise ValueError(
+            f"the data of {task.name} are not those that the model was trained on; give their "
+            "folder, or use primal predict for other cases"
+        )
+
+
+def _evaluated(trained: Trained, task: Task, cases: Cases, accelerator: str) -> Evaluation:
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    with naming("--accelerator"):
+        fabric = launch(trained.recipe.precision, accelerator=accelerator, devices=1)
+    model = fabric.setup(trained.model)
+    found = evaluate_cases(model, task.goal, cases.to(fabric.device), fabric)
+    finish(fabric)
+    return found

@@ -1,0 +1,115 @@
+"""`primal predict`: the classes of new time series."""
+
+import csv
+import io
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from primal_attention.cli.mistakes import naming
+from primal_attention.cli.trained import Trained, load_trained
+from primal_attention.tasks import Series
+from primal_attention.tasks.ts_files import read_ts
+from primal_attention.training.checkpoint import write_text
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+_BATCH_SIZE = 64
+
+
+def register(program: "Typer") -> None:
+    """Add the command."""
+    import rich.console
+    import typer
+
+    @program.command()
+    def predict(
+        file: Annotated[
+            Path,
+            typer.Argument(help="Series as .ts, or as .npy [cases, channels, length]."),
+        ],
+        checkpoint: Annotated[Path, typer.Option(help="A best.safetensors, or its directory.")],
+        out: Annotated[Path, typer.Option(help="The file to write.")] = Path("predictions.csv"),
+    ) -> None:
+        """Write the class and the probability of each class of every case in a file."""
+        with naming("--checkpoint"):
+            trained = load_trained(checkpoint)
+        with naming("FILE"):
+            inputs = trained.encoding.encode(read_series(file))
+        with naming("--out"):
+            _check_folder(out)
+        console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
+        probabilities = torch.cat(list(_probabilities(trained, inputs, console)))
+        write_text(out, _to_csv(trained.labels, probabilities))
+        console.print(f"{out}: {len(probabilities)} cases, {len(trained.labels)} classes")
+
+
+def read_series(path: Path) -> Series:
+    """The series of a file; labels, where it has any, are not looked at."""
+    if path.suffix == ".npy":
+        array = np.load(path, allow_pickle=False)
+        if array.ndim != 3 or array.dtype.kind not in "iuf":
+            raise ValueError(
+                f"{path} must hold numbers [cases, channels, length], got shape {array.shape} "
+                f"of {array.dtype}"
+            )
+        return list(array)
+    if path.suffix != ".ts":
+        raise ValueError(f"{path} must end in .ts or .npy, got {path.suffix!r}")
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    unlabelled = any(line.lower().split() == ["@classlabel", "false"] for line in lines)
+    return _read_unlabelled(path, lines) if unlabelled else read_ts(path).series
+
+
+def _read_unlabelled(path: Path, lines: list[str]) -> Series:
+    """A file without classes, read as one whose cases all have the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        copy.write_text("\n".join(_labelled(lines)))
+        try:
+            return read_ts(copy).series
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(copy), str(path))) from None
+
+
+def _labelled(lines: list[str]) -> Iterator[str]:
+    in_data = False
+    for line in lines:
+        if line.lower().startswith("@classlabel"):
+            yield "@classLabel true unknown"
+        elif in_data and line.strip() and not line.startswith("#"):
+            yield f"{line}:unknown"
+        else:
+            in_data = in_data or line.strip().lower() == "@data"
+            yield line
+
+
+def _probabilities(trained: Trained, inputs: dict[str, Tensor], console: Any) -> Iterator[Tensor]:
+    from rich.progress import track
+
+    starts = range(0, len(inputs["x"]), _BATCH_SIZE)
+    for start in track(starts, "predicting", transient=True, console=console):
+        batch = {name: each[start : start + _BATCH_SIZE] for name, each in inputs.items()}
+        with torch.no_grad():
+            yield trained.model(**batch).double().softmax(-1)
+
+
+def _check_folder(out: Path) -> None:
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"{out} must be a file in a folder that exists")
+
+
+def _to_csv(labels: tuple[str, ...], probabilities: Tensor) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["case", "label", *(f"probability_{label}" for label in labels)])
+    for case, row in enumerate(probabilities.tolist()):
+        best = max(range(len(row)), key=row.__getitem__)
+        writer.writerow([case, labels[best], *(f"{each:.6f}" for each in row)])
+    return text.getvalue()

@@ -1,0 +1,69 @@
+"""What training, evaluation and sweeps share: recipes, data and run directories."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from primal_attention.attention import ATTENTIONS
+from primal_attention.cli.mistakes import naming
+from primal_attention.models.stacks import mechanism_of
+from primal_attention.tasks import Sizes, Task, uea_task
+from primal_attention.training.building import build_model
+from primal_attention.training.recipe import Recipe, nearest
+from primal_attention.training.recipes import find_recipe
+
+_OWN_OPTIONS = {"task": "TASK", "model": "--model", "protocol": "--protocol", "seed": "--seed"}
+
+
+def recipe_of(task: str, model: str, protocol: str, seed: int, settings: Sequence[str]) -> Recipe:
+    """The recipe that a command asks for."""
+    with naming():
+        recipe = find_recipe(task, model, protocol, seed)
+    with naming("--set"):
+        for setting in settings:
+            key = setting.partition("=")[0]
+            if key in _OWN_OPTIONS:
+                raise ValueError(f"{key} is given as {_OWN_OPTIONS[key]}, got {setting!r}")
+            _check_option(key, model)
+        return recipe.with_settings(settings)
+
+
+def _check_option(key: str, model: str) -> None:
+    """An option of the mechanism is one that it has."""
+    prefix, dot, option = key.partition(".")
+    mechanism = mechanism_of(model)
+    names = set(inspect.signature(ATTENTIONS[mechanism]).parameters) - {"dim", "num_heads"}
+    if prefix == "attention" and dot and option not in names:
+        hint = nearest(option, sorted(names))
+        raise ValueError(f"{mechanism} attention has no option {option!r}; {hint}")
+
+
+def load_task(recipe: Recipe, folder: Path | None) -> Task:
+    """The data of a recipe, split as it says."""
+    name = recipe.task.partition("/")[2]
+    valid: float | Literal["test"] = recipe.valid_fraction or "test"
+    with naming("TASK" if folder is None else "TASK or --data"):
+        return uea_task(name, folder=folder, valid=valid, seed=recipe.seed)
+
+
+def check_model(recipe: Recipe, sizes: Sizes) -> None:
+    """Raise where no model can be built from a recipe; takes no memory."""
+    with naming("--set"), torch.device("meta"):
+        build_model(recipe, sizes)
+
+
+def run_directory(out: Path, recipe: Recipe) -> Path:
+    """Where a run goes; settings that are not the named recipe's have a place of their own."""
+    named = find_recipe(recipe.task, recipe.model, recipe.protocol, recipe.seed)
+    ours, theirs = (json.loads(each.to_json()) for each in (recipe, named))
+    changed = {name: value for name, value in ours.items() if value != theirs[name]}
+    name = f"seed{recipe.seed}"
+    if changed:
+        text = json.dumps(changed, sort_keys=True)
+        name += f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return out / recipe.task / recipe.model / recipe.protocol / name

@@ -1,0 +1,143 @@
+"""`primal sweep`: search for settings."""
+
+import logging
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from primal_attention.cli.mistakes import naming
+from primal_attention.cli.runs import check_model, load_task, recipe_of
+from primal_attention.cli.train import resumable
+from primal_attention.tasks import Task
+from primal_attention.training import Watcher, launch, progress_bar, train_in
+from primal_attention.training.recipe import Recipe
+from primal_attention.training.sweeps import (
+    as_settings,
+    finished,
+    open_study,
+    run_trials,
+    space_of,
+)
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+_TRIALS = 30
+
+
+def register(program: "Typer") -> None:
+    """Add the command."""
+    import rich.console
+    import typer
+
+    @program.command()
+    def sweep(  # noqa: PLR0913 - each is an option of the command
+        task: Annotated[str, typer.Argument(help="For instance uea/JapaneseVowels.")],
+        model: Annotated[str, typer.Option(help="primalformer, primal_plus, softmax, ...")],
+        trials: Annotated[
+            int, typer.Option(min=1, help="Of the whole study; a grid has no more than it has.")
+        ] = _TRIALS,
+        sampler: Annotated[str, typer.Option(help="grid (of the paper) or tpe.")] = "grid",
+        protocol: Annotated[
+            str, typer.Option(help="clean; paper selects on the test cases.")
+        ] = "clean",
+        seed: Annotated[int, typer.Option(help="Of weights, order and split.")] = 0,
+        set_: Annotated[
+            list[str] | None,
+            typer.Option("--set", help="A setting key=value of all trials."),
+        ] = None,
+        study: Annotated[
+            str | None, typer.Option(help="Its name; default: from task, model and sampler.")
+        ] = None,
+        storage: Annotated[
+            str | None,
+            typer.Option(help="URL of a database that machines share; default: a file in --out."),
+        ] = None,
+        out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+        data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
+        accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+        quiet: Annotated[bool, typer.Option(help="No progress, only the outcome.")] = False,
+    ) -> None:
+        """Search for settings on validation cases; run it again, or elsewhere too, to go on."""
+        recipe = recipe_of(task, model, protocol, seed, set_ or ())
+        console = rich.console.Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        with naming("--protocol or --set valid_fraction"):
+            _check_selection(recipe)
+        if protocol == "paper":
+            console.print("warning: the paper's protocol selects settings on the test cases")
+        with naming("--sampler"):
+            space = space_of(sampler, model)
+        cases = load_task(recipe, data)
+        check_model(recipe, cases.sizes)
+        name = study or "-".join([*task.split("/"), model, protocol, f"seed{seed}", sampler])
+        folder = out / "sweeps" / name
+        with naming("--storage or --study"):
+            _silence_optuna()
+            opened = open_study(
+                name,
+                storage or f"sqlite:///{folder / 'study.db'}",
+                recipe,
+                space,
+                higher_is_better=cases.goal.higher_is_better,
+            )
+        console.print(f"{folder}: {len(finished(opened))} trials are done")
+        runner = _Runner(recipe, cases, folder, accelerator, None if quiet else console)
+        with resumable(console, folder):
+            run_trials(opened, space, trials, runner)
+        _print_best(opened, recipe, set_ or ())
+
+
+def _silence_optuna() -> None:
+    """We tell how it goes ourselves."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def _check_selection(recipe: Recipe) -> None:
+    """Only the paper's own protocol looks at the test cases to choose."""
+    if recipe.protocol == "clean" and recipe.valid_fraction is None:
+        raise ValueError(
+            "valid_fraction=none would choose settings on the test cases; "
+            "--protocol paper does that openly"
+        )
+
+
+class _Runner:
+    """Trains the settings of a trial and returns the metric that chooses."""
+
+    def __init__(
+        self, recipe: Recipe, task: Task, folder: Path, accelerator: str, console: Any | None
+    ):
+        self.recipe, self.task, self.folder = recipe, task, folder
+        self.accelerator, self.console = accelerator, console
+        logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+
+    def __call__(self, settings: Sequence[str], directory: str) -> float:
+        recipe = self.recipe.with_settings(settings)
+        watcher = Watcher() if self.console is None else progress_bar(self.console)
+        fabric = launch(recipe.precision, accelerator=self.accelerator, devices=1)
+        outcome = train_in(self.folder / directory, recipe, self.task, fabric, watcher=watcher)
+        if self.console is not None:
+            self.console.print(f"{directory}: {' '.join(settings)}: {outcome.valid:.2f}")
+        return outcome.valid
+
+
+def _print_best(study: Any, recipe: Recipe, settings: Sequence[str]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    if not finished(study):
+        console.print("no trial has a value yet; others may be under way")
+        return
+    best = study.best_trial
+    command = ["primal", "train", recipe.task, "--model", recipe.model]
+    command += ["--protocol", recipe.protocol, "--seed", str(recipe.seed)]
+    for setting in [*settings, *as_settings(best.params)]:
+        command += ["--set", setting]
+    where = "test" if recipe.valid_fraction is None else "validation"
+    console.print(
+        f"{len(finished(study))} trials; the best, trial {best.number}, has "
+        f"{best.value:.2f} on the {where} cases:\n{shlex.join(command)}"
+    )

@@ -1,0 +1,209 @@
+"""`primal table`: a table of the paper beside our runs."""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from primal_attention.cli.mistakes import naming
+from primal_attention.training.checkpoint import write_text
+from primal_attention.training.intervals import Estimate
+from primal_attention.training.recipe import nearest
+from primal_attention.training.results import Row, read_rows
+from primal_attention.training.tables import (
+    PRINTED,
+    RESULTS,
+    Expected,
+    Key,
+    Table,
+    fill,
+    find_expected,
+    read_expected,
+    why_left_out,
+)
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+_WIDTH_OF_KEY, _WIDTH_OF_COLUMN = 24, 18  # of the terminal, to put tables side by side
+_DASH = "-"
+
+
+def register(program: "Typer") -> None:
+    """Add the command."""
+    import rich.console
+    import typer
+
+    @program.command()
+    def table(  # noqa: PLR0913 - each is an option of the command
+        name: Annotated[str, typer.Argument(help="For instance uea, table6 or table8_projection.")],
+        folder: Annotated[
+            Path, typer.Option(help="The reproduction suite, with the paper's numbers.")
+        ] = Path("reproduction"),
+        results: Annotated[
+            list[Path] | None,
+            typer.Option(help="Files of results; default: that of the table, else runs/."),
+        ] = None,
+        column: Annotated[
+            list[str] | None, typer.Option(help="Columns to show; default: those with runs.")
+        ] = None,
+        protocol: Annotated[
+            list[str] | None, typer.Option(help="Protocols to show; default: all.")
+        ] = None,
+        set_: Annotated[
+            list[str] | None,
+            typer.Option("--set", help="Show runs with this setting key=value instead."),
+        ] = None,
+        csv: Annotated[Path | None, typer.Option(help="Write the table as CSV.")] = None,
+        markdown: Annotated[Path | None, typer.Option(help="Write it as Markdown.")] = None,
+    ) -> None:
+        """Show the paper's numbers beside ours: mean, 95 % interval and number of seeds."""
+        with naming("NAME or --folder"):
+            path = find_expected(name, folder)
+            expected = read_expected(path)
+        with naming("--protocol"):
+            expected = replace(expected, protocols=_protocols(expected, protocol))
+        with naming("--results"):
+            files = _existing(results) or _default_results(path.parent)
+            rows = [row for file in files for row in read_rows(file)]
+        with naming("--column, --set or --results"):
+            filled = fill(expected, rows, columns=column or (), settings=set_ or ())
+        console = rich.console.Console(highlight=False)
+        for columns in _side_by_side(filled, console.width):
+            console.print(_rich_table(filled, columns))
+        for note in _notes(filled, files, rows):
+            console.print(note, markup=False, soft_wrap=True)
+        for out, text in ((csv, _to_csv(filled)), (markdown, _to_markdown(filled, files, rows))):
+            if out is not None:
+                with naming("--csv or --markdown"):
+                    write_text(out, text)
+
+
+def _protocols(expected: Expected, chosen: Sequence[str] | None) -> tuple[str, ...]:
+    for protocol in chosen or ():
+        if protocol not in expected.protocols:
+            hint = nearest(protocol, expected.protocols)
+            raise ValueError(f"{expected.name} has no protocol {protocol!r}; {hint}")
+    return tuple(chosen or expected.protocols)
+
+
+def _existing(files: Sequence[Path] | None) -> list[Path]:
+    for file in files or ():
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no file {file}")
+    return list(files or ())
+
+
+def _default_results(folder: Path) -> list[Path]:
+    places = (folder / RESULTS, Path("runs") / RESULTS)
+    return [next((place for place in places if place.is_file()), places[0])]
+
+
+def _side_by_side(table: Table, width: int) -> Iterator[tuple[str, ...]]:
+    """The columns in as many tables as it takes to fit the terminal."""
+    of_one = 8 + _WIDTH_OF_COLUMN * (len(table.sources) - 1)
+    number = max(1, (width - _WIDTH_OF_KEY) // of_one)
+    for start in range(0, len(table.columns), number):
+        yield table.columns[start : start + number]
+
+
+def _rich_table(table: Table, columns: Sequence[str]) -> Any:
+    from rich.table import Table as RichTable
+
+    shown = RichTable(title=table.expected.title, title_justify="left", padding=(0, 1))
+    for name in _key_names(table):
+        shown.add_column(name)
+    for heading in _headings(table, columns, "\n"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    *lines, averages = _lines(table, columns)
+    for line in lines:
+        shown.add_row(*line)
+    shown.add_section()
+    shown.add_row(*averages)
+    return shown
+
+
+def _key_names(table: Table) -> list[str]:
+    return [name.removeprefix("attention.") for name, _ in table.expected.keys[0]]
+
+
+def _headings(table: Table, columns: Sequence[str], separator: str) -> list[str]:
+    names = {PRINTED: "paper", "paper": "paper's protocol", "clean": "clean protocol"}
+    return [
+        f"{table.heading(column)}{separator}{names[source]}"
+        for column in columns
+        for source in table.sources
+    ]
+
+
+def _lines(table: Table, columns: Sequence[str]) -> list[list[str]]:
+    """The rows as text, the last one the averages."""
+    wheres = [(column, source) for column in columns for source in table.sources]
+    lines = [
+        [value for _, value in key] + [_text(table.value(key, *where)) for where in wheres]
+        for key in table.expected.keys
+    ]
+    first = ["average"] + [""] * (len(_key_names(table)) - 1)
+    return [*lines, first + [_text(table.average(*where)) for where in wheres]]
+
+
+def _text(value: float | Estimate | None) -> str:
+    if value is None:
+        return _DASH
+    return str(value) if isinstance(value, Estimate) else f"{value:.1f}"
+
+
+def _notes(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str]:
+    """What a reader has to know: where it is from, what is averaged, what is not shown."""
+    common = [" ".join(value for _, value in key) for key in table.common_keys()]
+    notes = [
+        f"Ours: mean ± 95 % interval of Student's t (number of seeds), from {len(rows)} runs in "
+        f"{', '.join(map(str, files))}. The paper's protocol selects on the test cases.",
+        f"Averages are over what every column has: {', '.join(common) or 'nothing'}.",
+    ]
+    hidden = [table.heading(each) for each in table.expected.headings if each not in table.columns]
+    if hidden:
+        notes.append(f"Columns without runs are not shown: {', '.join(hidden)}.")
+    if table.left_out:
+        reasons = Counter(why_left_out(table.expected, row) for row in table.left_out)
+        told = "; ".join(f"{count} with {reason}" for reason, count in reasons.most_common(3))
+        notes.append(f"{len(table.left_out)} runs of other settings are left out: {told}.")
+    return notes
+
+
+def _to_csv(table: Table) -> str:
+    """One line a cell: what it stands for, the paper's number, ours by protocol."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [
+        f"{p}_{what}" for p in table.expected.protocols for what in ("mean", "margin", "seeds")
+    ]
+    keys = [name for name, _ in table.expected.keys[0]]
+    writer.writerow([*keys, table.expected.column, "printed", *names])
+    for key in table.expected.keys:
+        for column in table.columns:
+            writer.writerow([*(value for _, value in key), column, *_numbers(table, key, column)])
+    return text.getvalue()
+
+
+def _numbers(table: Table, key: Key, column: str) -> Iterator[str]:
+    cell = table.cells[key, column]
+    yield "" if cell.printed is None else str(cell.printed)
+    for protocol in table.expected.protocols:
+        ours = cell.ours.get(protocol)
+        yield "" if ours is None else f"{ours.mean:.4f}"
+        yield "" if ours is None or ours.margin is None else f"{ours.margin:.4f}"
+        yield "" if ours is None else str(ours.seeds)
+
+
+def _to_markdown(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> str:
+    keys = _key_names(table)
+    headings = [*keys, *_headings(table, table.columns, ", ")]
+    rule = ["---"] * len(keys) + ["--:"] * (len(headings) - len(keys))
+    lines = [headings, rule, *_lines(table, table.columns)]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = "\n\n".join(_notes(table, files, rows))
+    return f"**{table.expected.title}**\n\n{text}\n\n{notes}\n"

@@ -1,0 +1,149 @@
+"""`primal train`: a recipe in a directory of its own."""
+
+import logging
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from primal_attention.cli.mistakes import naming
+from primal_attention.cli.runs import check_model, load_task, recipe_of, run_directory
+from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
+from primal_attention.training.loop import BEST, LAST
+from primal_attention.training.recipe import Recipe
+from primal_attention.training.results import add_rows, current_commit, row_of
+from primal_attention.training.run_directory import RESULT
+from primal_attention.training.tables import EXPECTED, printed_number, read_expected
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+RESULTS = "results.csv"
+
+
+def register(program: "Typer") -> None:
+    """Add the command."""
+    import rich.console
+    import typer
+
+    @program.command()
+    def train(  # noqa: PLR0913 - each is an option of the command
+        task: Annotated[str, typer.Argument(help="For instance uea/JapaneseVowels.")],
+        model: Annotated[str, typer.Option(help="primalformer, primal_plus, softmax, ...")],
+        protocol: Annotated[str, typer.Option(help="clean, or paper.")] = "clean",
+        seed: Annotated[int, typer.Option(help="Of weights, order and split.")] = 0,
+        set_: Annotated[
+            list[str] | None,
+            typer.Option("--set", help="A setting key=value, as often as you like."),
+        ] = None,
+        out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+        data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
+        accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+        devices: Annotated[
+            str | None, typer.Option(help="How many; default: 1, or those of torchrun.")
+        ] = None,
+        strategy: Annotated[str, typer.Option(help="auto, ddp or fsdp.")] = "auto",
+        num_nodes: Annotated[
+            int | None, typer.Option(help="Machines; default: 1, or those of torchrun.")
+        ] = None,
+        save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+        quiet: Annotated[bool, typer.Option(help="No progress, only the outcome.")] = False,
+    ) -> None:
+        """Train a recipe; the same command again goes on where it was interrupted."""
+        recipe = recipe_of(task, model, protocol, seed, set_ or ())
+        cases = load_task(recipe, data)
+        check_model(recipe, cases.sizes)
+        logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+        with naming("--devices, --accelerator, --strategy or --set precision"):
+            fabric = launch(
+                recipe.precision,
+                accelerator=accelerator,
+                devices=devices or os.environ.get("LOCAL_WORLD_SIZE", "1"),
+                num_nodes=num_nodes or int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+                strategy=strategy,
+            )
+        directory = run_directory(out, recipe)
+        console = rich.console.Console(stderr=True, quiet=quiet or not fabric.is_global_zero)
+        console.print(_where(directory), highlight=False, soft_wrap=True)
+        watcher = Watcher() if quiet else progress_bar(console)
+        with resumable(console, directory):
+            outcome = train_in(
+                directory, recipe, cases, fabric, watcher=watcher, save_every=save_every
+            )
+        if fabric.is_global_zero:
+            with _locked(out / RESULTS):
+                add_rows(out / RESULTS, [row_of(outcome, current_commit())])
+            _print_outcome(outcome, directory, data)
+        finish(fabric)
+
+
+def _where(directory: Path) -> str:
+    """What is in the directory already."""
+    if (directory / RESULT).exists():
+        return f"{directory}: this run is over; its outcome is read"
+    if (directory / LAST).exists():
+        return f"{directory}: going on from the last checkpoint"
+    return f"{directory}: a new run"
+
+
+@contextmanager
+def resumable(console: Any, directory: Path) -> Iterator[None]:
+    """Tell what to do after a run that was stopped, by its user or by its numbers."""
+    import typer
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = f"stopped; the same command goes on from the last checkpoint in {directory}"
+        console.print(text, highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+    except FloatingPointError as error:
+        console.print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time, where the system has locks of files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            pass
+        yield
+
+
+def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None:
+    from rich.console import Console
+
+    on_test = outcome.recipe.valid_fraction is None
+    selection = "best epoch on the test cases" if on_test else "best epoch on validation cases"
+    epoch = outcome.rounds[outcome.best]["epoch"]
+    checkpoint = directory / BEST
+    command = ["primal", "evaluate", str(checkpoint), *(["--data", str(data)] if data else [])]
+    rows = {
+        f"test {outcome.metric}": f"{outcome.value:.2f}",
+        **_printed(outcome.recipe),
+        "selection": f"{selection} ({outcome.valid:.2f}, epoch {epoch})",
+        "time": f"{outcome.seconds:.1f} s, {outcome.steps} steps on {outcome.device}",
+        "checkpoint": str(checkpoint),
+        "evaluate it": shlex.join(command),
+    }
+    console = Console(highlight=False, soft_wrap=True)
+    for name, value in rows.items():
+        console.print(f"[bold]{name:15}[/]{value}")
+
+
+def _printed(recipe: Recipe) -> dict[str, str]:
+    """What the paper has, where the reproduction suite is at hand."""
+    for path in sorted(Path("reproduction").glob(f"**/{EXPECTED}")):
+        expected = read_expected(path)
+        number = printed_number(expected, recipe)
+        if number is not None:
+            return {"the paper": f"{number} ({expected.title.partition(':')[0]})"}
+    return {}

@@ -1,0 +1,275 @@
+"""Tables: what a paper printed beside what came of our runs.
+
+A folder of the reproduction suite has ``expected.toml``, the paper's numbers and what the rows and
+columns stand for, and ``results.csv``, our runs. A run counts in a cell if its settings are those
+of the named recipe with the settings of the cell; nothing else is mixed in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from primal_attention.attention import ATTENTIONS
+from primal_attention.models.stacks import MODELS, mechanism_of
+from primal_attention.training.intervals import Estimate, average, estimate
+from primal_attention.training.recipe import Recipe, nearest
+from primal_attention.training.recipes import find_recipe
+from primal_attention.training.results import Row, settings_of
+
+EXPECTED, RESULTS = "expected.toml", "results.csv"
+PRINTED = "printed"  # the paper's own number, beside the protocols
+_SAME_MODEL = ("precision", "graph")  # settings of how the same thing is computed
+
+Key = tuple[tuple[str, str], ...]
+"""What a row of a table stands for: pairs such as ("dataset", "Heartbeat")."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A table of a paper, and what it takes to find the runs of its cells."""
+
+    name: str
+    title: str
+    domain: str
+    metric: str
+    protocols: tuple[str, ...]
+    column: str  # what the columns differ in: model, or a setting
+    headings: Mapping[str, str]  # of each value of it
+    printed: Mapping[tuple[Key, str], float]
+    model: str | None = None  # of all cells, where the columns are not models
+    free: frozenset[str] = frozenset()  # settings in which a cell may differ from the recipe
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """What the rows stand for, in order."""
+        return tuple(dict.fromkeys(key for key, _ in self.printed))
+
+
+def read_expected(path: Path) -> Expected:
+    """The table of an ``expected.toml``."""
+    try:
+        values = tomllib.loads(path.read_text())
+        columns = [_text(value) for value in values["columns"]]
+        printed: dict[tuple[Key, str], float] = {}
+        for row in values["rows"]:
+            numbers = row.pop("paper")
+            key = tuple((name, _text(value)) for name, value in row.items())
+            printed |= {(key, each): n for each, n in zip(columns, numbers, strict=True)}
+        return Expected(
+            name=path.parent.name,
+            title=values["title"],
+            domain=values["domain"],
+            metric=values["metric"],
+            protocols=tuple(values["protocols"]),
+            column=values["column"],
+            headings=dict(zip(columns, values["headings"], strict=True)),
+            printed=printed,
+            model=values.get("model"),
+            free=frozenset(values.get("free", ())),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a table of expected numbers: {error!r}") from error
+
+
+def find_expected(name: str, folder: Path) -> Path:
+    """The ``expected.toml`` of a table, named as its folder is, or as a part of that.
+
+    ``table1_uea`` answers to ``table1`` and ``uea`` too.
+    """
+    paths = sorted(folder.glob(f"**/{EXPECTED}"))
+    if not paths:
+        raise FileNotFoundError(
+            f"no table is in the folder {folder}; give the folder reproduction of a copy of the "
+            "repository"
+        )
+    names = {path.parent.name: path for path in paths}
+    for full, path in names.items():
+        number, _, subject = full.partition("_")
+        if name in (full, number, subject):
+            return path
+    raise ValueError(f"no table is called {name!r}; {nearest(name, names)}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The paper's number and ours by protocol, each where there is one."""
+
+    printed: float | None = None
+    ours: Mapping[str, Estimate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A filled table."""
+
+    expected: Expected
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[Key, str], Cell]
+    left_out: tuple[Row, ...]  # runs that belong to no cell
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where the numbers of each column are from."""
+        return (PRINTED, *self.expected.protocols)
+
+    def heading(self, column: str) -> str:
+        """The paper's name of a column, else our own."""
+        return self.expected.headings.get(column, column)
+
+    def value(self, key: Key, column: str, source: str) -> float | Estimate | None:
+        """What stands in a cell."""
+        cell = self.cells.get((key, column), Cell())
+        return cell.printed if source == PRINTED else cell.ours.get(source)
+
+    def common_keys(self) -> tuple[Key, ...]:
+        """The rows that have a number wherever a column has any: those an average is fair over."""
+        keys = self.expected.keys
+        wheres = [(column, source) for column in self.columns for source in self.sources]
+        filled = [
+            where for where in wheres if any(self.value(key, *where) is not None for key in keys)
+        ]
+        return tuple(
+            key for key in keys if all(self.value(key, *where) is not None for where in filled)
+        )
+
+    def average(self, column: str, source: str) -> float | Estimate | None:
+        """The mean of a column over the common rows."""
+        values = [self.value(key, column, source) for key in self.common_keys()]
+        ours = [value for value in values if isinstance(value, Estimate)]
+        numbers = [value for value in values if isinstance(value, float)]
+        if not values or len(ours) + len(numbers) < len(values):
+            return None
+        return average(ours) if ours else sum(numbers) / len(numbers)
+
+
+def fill(
+    expected: Expected,
+    rows: Iterable[Row],
+    *,
+    columns: Sequence[str] = (),
+    settings: Sequence[str] = (),
+) -> Table:
+    """The table with our runs in it.
+
+    Args:
+        expected: What the paper printed.
+        rows: Of results files; of two rows of the same run the later one counts.
+        columns: Those to show; by default all that have a run, or else all of the paper.
+        settings: ``key=value`` changes to the recipes: shows runs that have them instead.
+    """
+    runs = _distinct(rows)
+    known = _known_columns(expected, runs)
+    for column in columns:
+        if column not in known:
+            raise ValueError(f"no column is called {column!r}; {nearest(column, known)}")
+    cells, used = {}, set()
+    for key in expected.keys:
+        for column in known:
+            ours = {}
+            for protocol in expected.protocols:
+                found = _runs_of(expected, runs, (key, column, protocol), settings)
+                used |= {id(row) for row in found}
+                if found:
+                    ours[protocol] = estimate([float(row["value"]) for row in found])
+            cells[key, column] = Cell(expected.printed.get((key, column)), ours)
+    shown = tuple(columns) or tuple(
+        column for column in known if any(cells[key, column].ours for key in expected.keys)
+    )
+    left_out = tuple(row for row in runs if id(row) not in used)
+    return Table(expected, shown or tuple(expected.headings), cells, left_out)
+
+
+def printed_number(expected: Expected, recipe: Recipe) -> float | None:
+    """What the paper has for the set and model of a recipe, in a table whose columns are models."""
+    domain, _, name = recipe.task.partition("/")
+    if (expected.domain, expected.column) != (domain, "model"):
+        return None
+    return expected.printed.get(((("dataset", name),), recipe.model))
+
+
+def why_left_out(expected: Expected, row: Row) -> str:
+    """What is different about a run that is in no cell."""
+    datasets = {dict(key)["dataset"] for key in expected.keys}
+    if row["dataset"] not in datasets or row["protocol"] not in expected.protocols:
+        return f"{row['dataset']}, {row['protocol']} protocol: not in the table"
+    if expected.model not in (None, row["model"]) or row["model"] not in MODELS:
+        return f"{row['model']}: not in the table"
+    recipe = find_recipe(f"{expected.domain}/{row['dataset']}", row["model"], row["protocol"])
+    wanted = _as_dict(settings_of(recipe), row["model"], _SAME_MODEL)
+    found = _as_dict(row["settings"], row["model"], _SAME_MODEL)
+    names = sorted(wanted.keys() | found.keys())
+    changed = [f"{n}={found.get(n, 'default')}" for n in names if wanted.get(n) != found.get(n)]
+    return " ".join(changed)
+
+
+def _distinct(rows: Iterable[Row]) -> list[Row]:
+    names = ("dataset", "model", "protocol", "seed", "settings")
+    return list({tuple(row[name] for name in names): row for row in rows}.values())
+
+
+def _known_columns(expected: Expected, runs: Sequence[Row]) -> list[str]:
+    """Those of the paper, and models of ours that it does not have."""
+    models = {row["model"] for row in runs} if expected.column == "model" else set()
+    return [*expected.headings, *(each for each in MODELS if each in models - {*expected.headings})]
+
+
+def _runs_of(
+    expected: Expected,
+    runs: Sequence[Row],
+    place: tuple[Key, str, str],
+    settings: Sequence[str],
+) -> list[Row]:
+    """The runs of a cell under a protocol, one a seed; all computed in the same way."""
+    key, column, protocol = place
+    values = dict(key) | {expected.column: column}
+    dataset, model = values.pop("dataset"), values.pop("model", expected.model) or ""
+    changes = [*(f"{name}={value}" for name, value in values.items()), *settings]
+    recipe = find_recipe(f"{expected.domain}/{dataset}", model, protocol).with_settings(changes)
+    chosen = {setting.partition("=")[0] for setting in settings}
+    ignored = {*_SAME_MODEL, *expected.free} - chosen
+    wanted = _as_dict(settings_of(recipe), model, ignored)
+    found = [
+        row
+        for row in runs
+        if (row["dataset"], row["model"], row["protocol"]) == (dataset, model, protocol)
+        and _as_dict(row["settings"], model, ignored) == wanted
+    ]
+    for row in found:
+        if row["metric"] != expected.metric:
+            raise ValueError(
+                f"{dataset}, {model}: metric {row['metric']!r}, the table has {expected.metric!r}"
+            )
+    _check_alike(f"{dataset}, {model}, {protocol}", found)
+    return found
+
+
+def _check_alike(place: str, runs: Sequence[Row]) -> None:
+    """Runs of one cell differ in nothing but the seed."""
+    kinds = sorted({row["settings"] for row in runs})
+    if len(kinds) > 1:
+        texts = [set(kind.split()) for kind in kinds]
+        shared = texts[0].intersection(*texts[1:])
+        differing = [" ".join(sorted(text - shared)) or "the defaults" for text in texts]
+        raise ValueError(
+            f"{place}: there are runs with different settings ({'; '.join(differing)}); "
+            "choose with --set, for instance --set precision=fp32"
+        )
+
+
+def _as_dict(settings: str, model: str, ignored: Collection[str] = ()) -> dict[str, str]:
+    """Settings by name, without those ignored and without defaults of the mechanism."""
+    parameters = inspect.signature(ATTENTIONS[mechanism_of(model)]).parameters
+    defaults = {f"attention.{name}": _text(each.default) for name, each in parameters.items()}
+    pairs = (setting.partition("=")[::2] for setting in settings.split())
+    return {
+        name: value for name, value in pairs if name not in ignored and defaults.get(name) != value
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
