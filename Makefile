@@ -1,4 +1,4 @@
-# make demo   the environment, then the main job (a table and a picture in out/)
+# make demo   the environment, then the main job: train on a real set (a table and a picture in out/)
 # make test   the environment, then every test
 # make check  format, lint and types
 # Each does nothing when nothing has changed since it last succeeded; `make -B NAME` runs it all the same.
@@ -8,8 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
 TESTED := $(VENV)/tested.stamp
-SOURCES := $(shell find primal_attention tests examples benchmarks docs -name '*.py' -o -name '*.md') README.md CONTRIBUTING.md pyproject.toml Makefile
-DEMO := out/kernel_svd_of_digits.png
+SOURCES := $(shell find primal_attention tests examples benchmarks docs reproduction -name '*.py' -o -name '*.md') README.md CONTRIBUTING.md pyproject.toml Makefile
+DEMO := out/japanese_vowels.png
 
 .PHONY: demo test check format clean
 demo: $(DEMO)
@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 $(DEMO): $(INSTALLED) $(shell find primal_attention examples -name '*.py')
-	$(BIN)/python examples/kernel_svd_of_digits.py --out $@
+	$(BIN)/python examples/japanese_vowels.py --out $@
 
 $(TESTED): $(INSTALLED) $(SOURCES)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4

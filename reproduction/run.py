@@ -9,6 +9,8 @@ import argparse
 import importlib.util
 import multiprocessing as mp
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -21,6 +23,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and stop the workers
     arguments = parse_arguments()
     left = [
         (table, recipe)

@@ -16,6 +16,7 @@ from primal_attention.tasks import Sizes, Task, uea_task
 from primal_attention.training.building import build_model
 from primal_attention.training.recipe import Recipe, nearest
 from primal_attention.training.recipes import find_recipe
+from primal_attention.training.run_directory import RECIPE
 
 _OWN_OPTIONS = {"task": "TASK", "model": "--model", "protocol": "--protocol", "seed": "--seed"}
 
@@ -55,6 +56,14 @@ def check_model(recipe: Recipe, sizes: Sizes) -> None:
     """Raise where no model can be built from a recipe; takes no memory."""
     with naming("--set"), torch.device("meta"):
         build_model(recipe, sizes)
+
+
+def check_directory(directory: Path, recipe: Recipe) -> None:
+    """Raise where the directory holds a run of another recipe."""
+    path = directory / RECIPE
+    with naming("--out"):
+        if path.exists():
+            recipe.check_same(Recipe.from_json(path.read_text()), directory)
 
 
 def run_directory(out: Path, recipe: Recipe) -> Path:

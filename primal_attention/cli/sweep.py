@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from primal_attention.cli.mistakes import naming
-from primal_attention.cli.runs import check_model, load_task, recipe_of
+from primal_attention.cli.runs import check_directory, check_model, load_task, recipe_of
 from primal_attention.cli.train import resumable
 from primal_attention.tasks import Task
 from primal_attention.training import Watcher, launch, progress_bar, train_in
@@ -18,6 +18,7 @@ from primal_attention.training.sweeps import (
     open_study,
     run_trials,
     space_of,
+    under_way,
 )
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class _Runner:
 
     def __call__(self, settings: Sequence[str], directory: str) -> float:
         recipe = self.recipe.with_settings(settings)
+        check_directory(self.folder / directory, recipe)
         watcher = Watcher() if self.console is None else progress_bar(self.console)
         fabric = launch(recipe.precision, accelerator=self.accelerator, devices=1)
         outcome = train_in(self.folder / directory, recipe, self.task, fabric, watcher=watcher)
@@ -128,8 +130,11 @@ def _print_best(study: Any, recipe: Recipe, settings: Sequence[str]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    if not finished(study):
-        console.print("no trial has a value yet; others may be under way")
+    done, others = len(finished(study)), len(under_way(study))
+    if others:
+        console.print(f"{others} trials are under way in other processes")
+    if not done:
+        console.print("no trial has a value yet")
         return
     best = study.best_trial
     command = ["primal", "train", recipe.task, "--model", recipe.model]
@@ -138,6 +143,6 @@ def _print_best(study: Any, recipe: Recipe, settings: Sequence[str]) -> None:
         command += ["--set", setting]
     where = "test" if recipe.valid_fraction is None else "validation"
     console.print(
-        f"{len(finished(study))} trials; the best, trial {best.number}, has "
+        f"{done} trials; the best, trial {best.number}, has "
         f"{best.value:.2f} on the {where} cases:\n{shlex.join(command)}"
     )

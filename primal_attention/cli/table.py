@@ -38,7 +38,7 @@ def register(program: "Typer") -> None:
     import typer
 
     @program.command()
-    def table(  # noqa: PLR0913 - each is an option of the command
+    def table(
         name: Annotated[str, typer.Argument(help="For instance uea, table6 or table8_projection.")],
         folder: Annotated[
             Path, typer.Option(help="The reproduction suite, with the paper's numbers.")
@@ -169,8 +169,8 @@ def _notes(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str
         notes.append(f"Columns without runs are not shown: {', '.join(hidden)}.")
     if table.left_out:
         reasons = Counter(why_left_out(table.expected, row) for row in table.left_out)
-        told = "; ".join(f"{count} with {reason}" for reason, count in reasons.most_common(3))
-        notes.append(f"{len(table.left_out)} runs of other settings are left out: {told}.")
+        told = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
+        notes.append(f"{len(table.left_out)} runs that are not of the table are left out: {told}.")
     return notes
 
 

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from primal_attention.cli.mistakes import naming
-from primal_attention.cli.runs import check_model, load_task, recipe_of, run_directory
+from primal_attention.cli.runs import (
+    check_directory,
+    check_model,
+    load_task,
+    recipe_of,
+    run_directory,
+)
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
 from primal_attention.training.loop import BEST, LAST
 from primal_attention.training.recipe import Recipe
@@ -55,6 +61,8 @@ def register(program: "Typer") -> None:
         recipe = recipe_of(task, model, protocol, seed, set_ or ())
         cases = load_task(recipe, data)
         check_model(recipe, cases.sizes)
+        directory = run_directory(out, recipe)
+        check_directory(directory, recipe)
         logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
         with naming("--devices, --accelerator, --strategy or --set precision"):
             fabric = launch(
@@ -64,7 +72,6 @@ def register(program: "Typer") -> None:
                 num_nodes=num_nodes or int(os.environ.get("GROUP_WORLD_SIZE", "1")),
                 strategy=strategy,
             )
-        directory = run_directory(out, recipe)
         console = rich.console.Console(stderr=True, quiet=quiet or not fabric.is_global_zero)
         console.print(_where(directory), highlight=False, soft_wrap=True)
         watcher = Watcher() if quiet else progress_bar(console)

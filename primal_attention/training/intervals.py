@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 CONFIDENCE = 0.95
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
 class Estimate(NamedTuple):
@@ -67,7 +68,7 @@ def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
 
 
 def _probability(angle: float, freedom: float) -> float:
-    nodes, weights = np.polynomial.legendre.leggauss(64)
-    integral = angle / 2 * float(weights @ np.cos(angle / 2 * (nodes + 1)) ** (freedom - 1))
+    values = np.cos(angle / 2 * (_NODES + 1)) ** (freedom - 1)
+    integral = angle / 2 * float(_WEIGHTS @ values)
     log_constant = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     return 2 * integral * math.exp(log_constant) / math.sqrt(math.pi)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ Ranges = Mapping[str, tuple[float, float, str]]
 
 PAPER_GRID: Choices = {"attention.num_directions": (20, 30, 40), "eta": (0.1, 0.2, 0.5)}
 SAMPLERS = ("grid", "tpe")
+_TRIES = 8  # to open a storage
 _HEARTBEAT, _GRACE = 20, 90  # seconds; a trial silent for longer is given to another process
 
 
@@ -158,15 +161,20 @@ def directory_of(trial: Trial | FrozenTrial) -> str:
 
 def finished(study: Study) -> list[FrozenTrial]:
     """The trials with a value."""
-    optuna = _optuna()
-    return study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+    state = _optuna().trial.TrialState
+    return study.get_trials(deepcopy=False, states=(state.COMPLETE,))
+
+
+def under_way(study: Study) -> list[FrozenTrial]:
+    """The trials that some process runs."""
+    state = _optuna().trial.TrialState
+    return study.get_trials(deepcopy=False, states=(state.RUNNING,))
 
 
 def _begun(study: Study) -> set[str]:
     """The settings that are done or under way."""
     _fail_stale_trials(study)
-    optuna = _optuna()
-    state = optuna.trial.TrialState
+    state = _optuna().trial.TrialState
     states = (state.COMPLETE, state.PRUNED, state.RUNNING)
     return {str(trial.params) for trial in study.get_trials(deepcopy=False, states=states)}
 
@@ -194,27 +202,38 @@ def _enqueue_again(study: Study, trial: Trial | FrozenTrial) -> None:
 
 
 def _storage(url: str) -> Any:
-    """The storage; trials whose process is gone are enqueued again after a while."""
-    optuna = _optuna()
-    from sqlalchemy.exc import SQLAlchemyError
+    """The storage; a new one that several processes make at once may take more than one try."""
+    _optuna()
+    from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
     if url.startswith("sqlite:///"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    for left in reversed(range(_TRIES)):
         try:
-            return optuna.storages.RDBStorage(
-                url,
-                heartbeat_interval=_HEARTBEAT,
-                grace_period=_GRACE,
-                heartbeat_stale_trial_callback=_enqueue_again,
-            )
+            return _open_storage(url)
         except (SQLAlchemyError, ImportError) as error:
+            if left and isinstance(error, IntegrityError | OperationalError):
+                time.sleep(random.uniform(0.1, 0.5))
+                continue
             reason = str(error).partition("\n")[0]
             raise ValueError(
                 f"no study can be kept in {url!r} ({reason}); a storage is for instance "
                 "sqlite:///sweep.db or postgresql://user@host/name"
             ) from error
+    raise AssertionError("the last try returns or raises")
+
+
+def _open_storage(url: str) -> Any:
+    """Trials whose process is gone are enqueued again after a while."""
+    optuna = _optuna()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.storages.RDBStorage(
+            url,
+            heartbeat_interval=_HEARTBEAT,
+            grace_period=_GRACE,
+            heartbeat_stale_trial_callback=_enqueue_again,
+        )
 
 
 def _optuna() -> Any:

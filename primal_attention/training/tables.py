@@ -11,6 +11,7 @@ import inspect
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class Table:
     expected: Expected
     columns: tuple[str, ...]
     cells: Mapping[tuple[Key, str], Cell]
-    left_out: tuple[Row, ...]  # runs that belong to no cell
+    left_out: tuple[Row, ...]  # runs under its protocols that belong to no cell
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -180,7 +181,8 @@ def fill(
     shown = tuple(columns) or tuple(
         column for column in known if any(cells[key, column].ours for key in expected.keys)
     )
-    left_out = tuple(row for row in runs if id(row) not in used)
+    of_protocols = [row for row in runs if row["protocol"] in expected.protocols]
+    left_out = tuple(row for row in of_protocols if id(row) not in used)
     return Table(expected, shown or tuple(expected.headings), cells, left_out)
 
 
@@ -195,8 +197,8 @@ def printed_number(expected: Expected, recipe: Recipe) -> float | None:
 def why_left_out(expected: Expected, row: Row) -> str:
     """What is different about a run that is in no cell."""
     datasets = {dict(key)["dataset"] for key in expected.keys}
-    if row["dataset"] not in datasets or row["protocol"] not in expected.protocols:
-        return f"{row['dataset']}, {row['protocol']} protocol: not in the table"
+    if row["dataset"] not in datasets:
+        return f"{row['dataset']}: not in the table"
     if expected.model not in (None, row["model"]) or row["model"] not in MODELS:
         return f"{row['model']}: not in the table"
     recipe = find_recipe(f"{expected.domain}/{row['dataset']}", row["model"], row["protocol"])
@@ -263,12 +265,18 @@ def _check_alike(place: str, runs: Sequence[Row]) -> None:
 
 def _as_dict(settings: str, model: str, ignored: Collection[str] = ()) -> dict[str, str]:
     """Settings by name, without those ignored and without defaults of the mechanism."""
-    parameters = inspect.signature(ATTENTIONS[mechanism_of(model)]).parameters
-    defaults = {f"attention.{name}": _text(each.default) for name, each in parameters.items()}
+    defaults = _defaults(model)
     pairs = (setting.partition("=")[::2] for setting in settings.split())
     return {
         name: value for name, value in pairs if name not in ignored and defaults.get(name) != value
     }
+
+
+@cache
+def _defaults(model: str) -> dict[str, str]:
+    """The options of a model's mechanism, as settings."""
+    parameters = inspect.signature(ATTENTIONS[mechanism_of(model)]).parameters
+    return {f"attention.{name}": _text(each.default) for name, each in parameters.items()}
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Running means of queries and keys over the real tokens: the causal form of Primal-Attention.
+"""Running means of queries and keys over the real tokens, spelled out.
 
 Letters: B batch, N tokens, H heads, C head dim.
 """

@@ -1,4 +1,4 @@
-"""The command line: the registry, anyone's modules, and what it says of mistakes."""
+"""`primal check`: the registry, anyone's modules, and what it says of mistakes."""
 
 import builtins
 import sys
@@ -73,8 +73,8 @@ def failed(output: str) -> set[str]:
 
 
 def test_the_registry_is_checked_in_all_its_forms(monkeypatch):
-    monkeypatch.setattr(cli, "ATTENTIONS", {"softmax": Quick})
-    monkeypatch.setattr(cli, "build_attention", lambda name, *args, **kw: Quick(*args, **kw))
+    monkeypatch.setattr(cli.check, "ATTENTIONS", {"softmax": Quick})
+    monkeypatch.setattr(cli.check, "build_attention", lambda name, *args, **kw: Quick(*args, **kw))
     result = run()
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -88,8 +88,10 @@ def test_the_registry_is_checked_in_all_its_forms(monkeypatch):
 
 
 def test_a_broken_mechanism_of_the_registry_gives_exit_code_1(monkeypatch):
-    monkeypatch.setattr(cli, "ATTENTIONS", {"mine": KeysUnmasked})
-    monkeypatch.setattr(cli, "build_attention", lambda name, *args, **kw: KeysUnmasked(*args, **kw))
+    monkeypatch.setattr(cli.check, "ATTENTIONS", {"mine": KeysUnmasked})
+    monkeypatch.setattr(
+        cli.check, "build_attention", lambda name, *args, **kw: KeysUnmasked(*args, **kw)
+    )
     result = run("--no-causal")
     assert result.exit_code == 1
     assert "failed: mine: padding invariance: broken by" in result.stdout
@@ -155,7 +157,7 @@ def test_mistakes_are_named(arguments, message):
 
 def test_a_mechanism_without_a_causal_form_says_so(monkeypatch):
     monkeypatch.setattr(Quick, "mechanism", Quick.mechanism._replace(causal=False))
-    monkeypatch.setattr(cli, "ATTENTIONS", {"mine": Quick})
+    monkeypatch.setattr(cli.check, "ATTENTIONS", {"mine": Quick})
     result = run("mine", "--causal")
     assert result.exit_code == 2
     assert "mine has no causal form" in result.stderr

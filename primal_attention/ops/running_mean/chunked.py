@@ -1,0 +1,105 @@
+r"""The running mean in pieces, with its own backward pass: nothing of the sequence is kept.
+
+The sum up to a piece is carried forward, and in the backward pass what the means from a piece on
+pass to every earlier token is carried backward:
+
+$dz_t = d\,\mathrm{total} + \sum_{\tau \ge t} d\bar z_\tau / \tau$ at the real tokens.
+
+Letters: B batch, N tokens, H heads, C head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primal_attention.ops.chunks import masked, token_chunks
+from primal_attention.ops.gpu import on_gpu
+from primal_attention.ops.running_mean.reference import RunningMean
+from primal_attention.precision import accumulate, accumulation_dtype, exact
+
+
+def running_mean(
+    z: Tensor,  # [B, N, H, C]
+    counts: Tensor,  # [B, N], from token_counts
+    *,
+    token_mask: Tensor | None = None,
+    before: Tensor | None = None,  # [B, H, C]: the sum over earlier tokens
+) -> RunningMean:
+    """The same values as the reference."""
+    return RunningMean(*_forward(z, before, counts, token_mask))
+
+
+def _pieces(z: Tensor, counts: Tensor, token_mask: Tensor | None) -> Iterator[Any]:
+    """Slices of the tokens, with their counts [B, n, 1, 1] and their mask."""
+    for piece in token_chunks(z):
+        mask = None if token_mask is None else token_mask[:, piece]
+        yield piece, counts[:, piece].clamp(min=1)[:, :, None, None], mask
+
+
+@exact
+def forward_in_pieces(
+    z: Tensor, before: Tensor | None, counts: Tensor, token_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Means, and the sum after the last token."""
+    mean, total = _empty_outputs(z)
+    total.zero_() if before is None else total.copy_(before)
+    for piece, t, mask in _pieces(z, counts, token_mask):
+        sums = masked(accumulate(z[:, piece]), mask).cumsum(1).add_(total[:, None])
+        total.copy_(sums[:, -1])
+        mean[:, piece] = sums.div_(t)
+    return mean, total
+
+
+@exact
+def backward_in_pieces(
+    d_mean: Tensor, d_total: Tensor, counts: Tensor, token_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the tokens and of the sum before them."""
+    dz, d_before = _empty_outputs(d_mean)
+    d_before.copy_(d_total)
+    for piece, t, mask in reversed(list(_pieces(d_mean, counts, token_mask))):
+        passed = accumulate(d_mean[:, piece]) / t
+        sums = passed.flip(1).cumsum(1).flip(1).add_(d_before[:, None])
+        d_before.copy_(sums[:, 0])
+        dz[:, piece] = masked(sums, mask)
+    return dz, d_before
+
+
+def _empty_outputs(z: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    B, _, H, C = z.shape
+    return torch.empty_like(z), z.new_empty((B, H, C), dtype=accumulation_dtype(z.dtype))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, before, counts, token_mask = inputs
+    ctx.has_before = before is not None
+    ctx.save_for_backward(counts, token_mask)
+
+
+def _gradients(ctx: Any, d_mean: Tensor, d_total: Tensor) -> tuple[Tensor | None, ...]:
+    dz, d_before = _backward(d_mean, d_total, *ctx.saved_tensors)
+    return dz, d_before if ctx.has_before else None, None, None
+
+
+def _gradients_of_gradients(
+    ctx: Any, d_dz: Tensor, d_d_before: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The op is linear, so the transpose of its transpose is the op itself."""
+    return (*_forward(d_dz, d_d_before, *ctx.saved_tensors), None, None)
+
+
+_forward = torch.library.custom_op(
+    "primal_attention::running_mean_forward", forward_in_pieces, mutates_args=()
+)
+_backward = torch.library.custom_op(
+    "primal_attention::running_mean_backward", backward_in_pieces, mutates_args=()
+)
+for _op, _derivative in ((_forward, _gradients), (_backward, _gradients_of_gradients)):
+    _op.register_fake(_empty_outputs)
+    _op.register_autograd(_derivative, setup_context=_save)
+on_gpu(_forward, forward_in_pieces, "primal_attention.ops.running_mean.triton", "forward")
+on_gpu(_backward, backward_in_pieces, "primal_attention.ops.running_mean.triton", "backward")

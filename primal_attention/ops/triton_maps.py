@@ -1,0 +1,130 @@
+"""What the fused ops do with a block of tokens: load rows, apply a fixed map, pull back gradients.
+
+All of these functions are called from Triton code; rows are [n, C] blocks of one head, padded to
+powers of two, zero outside the tensor.
+
+Letters: N tokens, C head dim, P feature dim, n tokens of a block.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
+
+
+@triton.jit
+def real_tokens(mask, start, last, BLOCK_N: tl.constexpr):
+    """Which of the tokens from start on lie before last and are real, [n]."""
+    n = start + tl.arange(0, BLOCK_N)
+    real = n < last
+    if mask is not None:
+        real = real & (tl.load(mask + n, mask=real, other=0) != 0)
+    return real
+
+
+@triton.jit
+def _places(tensor, start, stride_n, last, C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
+    n, c = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_C)
+    exists = (start + n < last)[:, None]
+    if C != BLOCK_C:
+        exists = exists & (c < C)[None, :]
+    first = tensor + start.to(tl.int64) * stride_n
+    return first + (n[:, None] * stride_n + c[None, :]), exists
+
+
+@triton.jit
+def load_rows(tensor, start, stride_n, last, C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The tokens from start to last, at most n of them, in the tensor's dtype."""
+    places, exists = _places(tensor, start, stride_n, last, C, BLOCK_N, BLOCK_C)
+    return tl.load(places, mask=exists, other=0.0)
+
+
+@triton.jit
+def store_rows(tensor, rows, start, stride_n, last, C: tl.constexpr):
+    """Write rows as the tokens from start to last."""
+    places, exists = _places(tensor, start, stride_n, last, C, rows.shape[0], rows.shape[1])
+    tl.store(places, rows.to(tensor.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _matrix_places(tensor, R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    r, c = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_C)
+    return tensor + (r[:, None] * C + c[None, :]), (r < R)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def load_matrix(tensor, R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """A contiguous matrix [R, C] in float32."""
+    places, exists = _matrix_places(tensor, R, C, BLOCK_R, BLOCK_C)
+    return tl.load(places, mask=exists, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_matrix(tensor, matrix, R: tl.constexpr, C: tl.constexpr):
+    """Write a matrix as the contiguous [R, C]."""
+    places, exists = _matrix_places(tensor, R, C, matrix.shape[0], matrix.shape[1])
+    tl.store(places, matrix.to(tensor.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def masked_rows(rows, real, mask):
+    """Zeros at the tokens that are not real; without a mask the load has seen to that."""
+    if mask is not None:
+        rows = tl.where(real[:, None], rows, 0.0)
+    return rows
+
+
+@triton.jit
+def features(z, real, FEATURE_MAP: tl.constexpr):
+    """phi of the rows z, zero at tokens that are not real, and 1 / |z| for the cosine map."""
+    z = z.to(tl.float32)
+    inverse = tl.zeros([z.shape[0]], tl.float32)
+    if FEATURE_MAP == "cosine":
+        squared = tl.sum(z * z, 1)
+        nonzero = squared >= _TINY
+        norm = tl.sqrt_rn(tl.where(nonzero, squared, 1.0))
+        inverse = tl.where(nonzero, tl.div_rn(tl.full(norm.shape, 1.0, tl.float32), norm), 0.0)
+        phi = z * inverse[:, None]
+    elif FEATURE_MAP == "elu":
+        phi = tl.where(z > 0, z + 1.0, tl.exp(tl.where(z > 0, 0.0, z)))
+        phi = tl.where(real[:, None], phi, 0.0)
+    elif FEATURE_MAP == "relu":
+        phi = tl.where(z < 0, 0.0, z)
+    else:
+        tl.static_assert(FEATURE_MAP == "identity")
+        phi = z
+    return phi, inverse
+
+
+@triton.jit
+def pull_back(phi, inverse, d_phi, FEATURE_MAP: tl.constexpr):
+    """Gradient of z from that of its features; what the derivative needs is phi and 1 / |z|."""
+    if FEATURE_MAP == "cosine":
+        radial = tl.sum(phi * d_phi, 1)
+        dz = (d_phi - phi * radial[:, None]) * inverse[:, None]
+    elif FEATURE_MAP == "elu":
+        dz = d_phi * tl.minimum(phi, 1.0)
+    elif FEATURE_MAP == "relu":
+        dz = tl.where(phi > 0, d_phi, 0.0)
+    else:
+        tl.static_assert(FEATURE_MAP == "identity")
+        dz = d_phi
+    return dz
+
+
+@triton.jit
+def product(x, y, total, DOT: tl.constexpr):
+    """total + x y, by tensor cores for the half precisions, in full float32 otherwise."""
+    return tl.dot(x.to(DOT), y.to(DOT), total, input_precision="ieee")
+
+
+@triton.jit
+def largest(matrix, DOT: tl.constexpr):
+    """A factor to divide a matrix by that float16, with its short range, could not hold."""
+    scale = tl.full([], 1.0, tl.float32)
+    if DOT == tl.float16:
+        scale = tl.max(tl.abs(matrix))
+        scale = tl.where(scale > 0, scale, 1.0)
+    return scale

@@ -1,0 +1,163 @@
+"""Studies: every setting is tried once, whoever runs it and whatever is interrupted."""
+
+import time
+
+import pytest
+
+from primal_attention.training import sweeps
+from primal_attention.training.recipes import find_recipe
+from primal_attention.training.sweeps import (
+    PAPER_GRID,
+    Space,
+    directory_of,
+    finished,
+    open_study,
+    run_trials,
+    space_of,
+)
+
+RECIPE = find_recipe("uea/Heartbeat", "primalformer", "clean")
+GRID = space_of("grid", "primalformer")
+FIVE = Space({"eta": (0.1, 0.2, 0.5, 0.7, 0.9)}, {})
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+@pytest.fixture
+def study(tmp_path):
+    def opened(space=FIVE, recipe=RECIPE):
+        url = f"sqlite:///{tmp_path / 'new' / 'sweep.db'}"
+        return open_study("s", url, recipe, space, higher_is_better=True)
+
+    return opened
+
+
+class Runs:
+    """Remembers what was run; the value is that of eta."""
+
+    def __init__(self, stop_at=None, error=KeyboardInterrupt):
+        self.seen, self.stop_at, self.error = [], stop_at, error
+
+    def __call__(self, settings, directory):
+        if len(self.seen) == self.stop_at:
+            raise self.error
+        self.seen.append((tuple(settings), directory))
+        return float(dict(each.split("=") for each in settings)["eta"])
+
+
+def test_the_grid_is_that_of_the_paper(study):
+    runs = Runs()
+    run_trials(study(GRID), GRID, 100, runs)
+    settings = {each for each, _ in runs.seen}
+    assert len(settings) == len(runs.seen) == 9
+    assert {RECIPE.with_settings(each).eta for each in settings} == set(PAPER_GRID["eta"])
+    assert {RECIPE.with_settings(each).attention["num_directions"] for each in settings} == {
+        *PAPER_GRID["attention.num_directions"]
+    }
+    assert study(GRID).best_trial.params["eta"] == 0.5
+
+
+def test_finished_trials_are_not_repeated(study):
+    first, second = Runs(), Runs()
+    run_trials(study(), FIVE, 2, first)
+    run_trials(study(), FIVE, 5, second)
+    assert (len(first.seen), len(second.seen)) == (2, 3)
+    assert not set(first.seen) & set(second.seen)
+
+
+def test_processes_share_a_study(study):
+    """Another process runs trials in the middle of one of ours."""
+    ours, theirs = Runs(), Runs()
+
+    def run(settings, directory):
+        if not ours.seen:
+            run_trials(study(), FIVE, 3, theirs)
+        return ours(settings, directory)
+
+    run_trials(study(), FIVE, 5, run)
+    assert len(theirs.seen) == 2
+    assert len({settings for settings, _ in ours.seen + theirs.seen}) == 5
+    assert len(ours.seen + theirs.seen) == 5
+
+
+def test_points_that_two_processes_enqueued_are_run_once(study):
+    opened = study()
+    for point in FIVE.grid:
+        opened.enqueue_trial(point)
+    runs = Runs()
+    run_trials(opened, FIVE, 5, runs)
+    assert len({settings for settings, _ in runs.seen}) == len(runs.seen) == 5
+
+
+def test_an_interrupted_trial_keeps_its_directory(study):
+    runs = Runs(stop_at=2)
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(study(), FIVE, 5, runs)
+    rest = Runs()
+    run_trials(study(), FIVE, 5, rest)
+    assert len(rest.seen) == 3
+    directories = [directory for _, directory in runs.seen + rest.seen]
+    assert sorted(directories) == [f"trial{number}" for number in range(5)]
+    by_name = dict(rest.seen)
+    third = tuple(sweeps.as_settings(FIVE.grid[2]))
+    assert by_name[third] == "trial2"
+
+
+def test_the_trial_of_a_killed_process_is_taken_over(study, monkeypatch):
+    monkeypatch.setattr(sweeps, "_HEARTBEAT", 1)
+    monkeypatch.setattr(sweeps, "_GRACE", 1)
+    opened = study()
+    with pytest.warns(UserWarning, match="Heartbeat"):
+        killed = opened.ask()
+    settings = FIVE.suggest(killed)
+    opened._storage.record_heartbeat(killed._trial_id)
+    time.sleep(2.1)
+    runs = Runs()
+    run_trials(opened, FIVE, 5, runs)
+    assert dict(runs.seen)[tuple(settings)] == directory_of(killed) == "trial0"
+    assert len(runs.seen) == len(finished(opened)) == 5
+
+
+def test_a_trial_whose_loss_is_no_number_is_given_up(study):
+    runs = Runs(stop_at=0, error=FloatingPointError("the loss is nan"))
+    run_trials(study(), FIVE, 5, runs)
+    assert finished(study()) == []
+
+
+def test_a_free_search_stays_in_its_ranges(study):
+    space = space_of("tpe", "primalformer")
+    seen = []
+
+    def run(settings, directory):
+        recipe = RECIPE.with_settings(settings)
+        seen.append(recipe)
+        return -abs(recipe.lr - 1e-3)
+
+    run_trials(study(space), space, 5, run)
+    run_trials(study(space), space, 7, run)
+    assert len(seen) == 7
+    assert all(1e-4 <= each.lr <= 5e-3 and 0 <= each.dropout <= 0.5 for each in seen)
+    names = {"num_directions", "landmark_dropout", "landmark_jitter", "samples_per_direction"}
+    assert all(each.attention.keys() == names for each in seen)
+    assert len({each.lr for each in seen}) == 7
+
+
+def test_models_without_directions_have_a_smaller_space():
+    space = space_of("tpe", "softmax")
+    assert {*space.choices, *space.ranges} == {"lr", "dropout", "pooling"}
+    with pytest.raises(ValueError, match="softmax does not have; use --sampler tpe"):
+        space_of("grid", "softmax")
+    with pytest.raises(ValueError, match="sampler must be one of grid, tpe, got 'x'"):
+        space_of("x", "softmax")
+
+
+def test_a_study_is_about_one_recipe(study):
+    study()
+    with pytest.raises(ValueError, match=r"about other settings \(lr=0\.001\)"):
+        study(recipe=RECIPE.with_settings(["lr=0.5"]))
+    with pytest.raises(ValueError, match="about other settings"):
+        study(space_of("tpe", "primalformer"))

@@ -1,0 +1,159 @@
+"""Tables: the paper's numbers are those printed, and each run counts in its own cell alone."""
+
+import importlib.util
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from primal_attention.training.recipes import find_recipe
+from primal_attention.training.results import COLUMNS, key_of
+from primal_attention.training.tables import (
+    fill,
+    find_expected,
+    printed_number,
+    read_expected,
+    why_left_out,
+)
+
+REPRODUCTION = Path(__file__).parents[2] / "reproduction"
+FOLDERS = sorted(path.parent for path in REPRODUCTION.glob("**/expected.toml"))
+TABLE1 = read_expected(find_expected("uea", REPRODUCTION))
+
+
+def row(recipe, value=50.0, metric="accuracy"):
+    return dict.fromkeys(COLUMNS, "") | key_of(recipe) | {"value": str(value), "metric": metric}
+
+
+def recipe(*settings, name="Heartbeat", model="primalformer", protocol="paper", seed=0):
+    return find_recipe(f"uea/{name}", model, protocol, seed).with_settings(settings)
+
+
+def key(name):
+    return (("dataset", name),)
+
+
+def ours(table, name="Heartbeat", column="primalformer", protocol="paper"):
+    return table.cells[key(name), column].ours.get(protocol)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_printed_averages_are_those_of_the_columns(folder):
+    """A digit that was copied wrongly would show; two of the averages are themselves wrong."""
+    values = tomllib.loads((folder / "expected.toml").read_text())
+    expected = read_expected(folder / "expected.toml")
+    assert len({dict(key)["dataset"] for key in expected.keys}) == 10
+    for column, printed in zip(expected.headings, values.get("average", ()), strict=False):
+        numbers = [expected.printed[key, column] for key in expected.keys]
+        right = {"longformer": 72.28, "performer": 71.68}.get(column, printed)
+        assert sum(numbers) / len(numbers) == pytest.approx(right, abs=0.0501)
+
+
+def test_the_tables_agree_with_each_other():
+    """PrimalFormer's best in Table 6 and Primal.+ in Table 8 are the numbers of Table 1."""
+    table6 = read_expected(find_expected("table6", REPRODUCTION))
+    table8 = read_expected(find_expected("table8", REPRODUCTION))
+    for name in {dict(each)["dataset"] for each in TABLE1.keys}:
+        grid = [n for (each, _), n in table6.printed.items() if dict(each)["dataset"] == name]
+        assert len(grid) == 12
+        assert max(grid) == TABLE1.printed[key(name), "primalformer"]
+        assert table8.printed[key(name), "sampled"] == TABLE1.printed[key(name), "primal_plus"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_recipe_of_a_folder_has_its_cell(folder):
+    """The runs of recipes.py all count, each seed in a cell once."""
+    spec = importlib.util.spec_from_file_location("recipes", folder / "recipes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows = [row(each.with_settings(["precision=bf16"])) for each in module.recipes()]
+    table = fill(read_expected(folder / "expected.toml"), rows)
+    assert table.left_out == ()
+    counts = [each.seeds for cell in table.cells.values() for each in cell.ours.values()]
+    assert sum(counts) == len(rows)
+    assert max(counts) <= 5
+
+
+def test_runs_of_other_settings_are_left_out():
+    plain, other = row(recipe(), 75.0), row(recipe("lr=0.5", "eta=0.9"), 1.0)
+    table = fill(TABLE1, [plain, other])
+    assert ours(table).mean == 75.0
+    assert table.left_out == (other,)
+    assert why_left_out(TABLE1, other) == "eta=0.9 lr=0.5"
+    chosen = fill(TABLE1, [plain, other], settings=["lr=0.5", "eta=0.9"])
+    assert ours(chosen).mean == 1.0
+    assert chosen.left_out == (plain,)
+
+
+def test_runs_in_other_precision_are_not_mixed():
+    rows = [row(recipe(seed=0), 75.0), row(recipe("precision=bf16", seed=1), 77.0)]
+    assert ours(fill(TABLE1, rows[:1])).mean == 75.0
+    assert ours(fill(TABLE1, rows[1:])).mean == 77.0
+    with pytest.raises(ValueError, match=r"Heartbeat, primalformer, paper.*precision=bf16"):
+        fill(TABLE1, rows)
+    assert ours(fill(TABLE1, rows, settings=["precision=bf16"])).mean == 77.0
+    assert ours(fill(TABLE1, rows, settings=["precision=fp32"])).mean == 75.0
+
+
+def test_a_run_counts_once():
+    rows = [row(recipe(), 75.0), row(recipe(), 77.0), row(recipe(seed=1), 79.0)]
+    found = ours(fill(TABLE1, rows))
+    assert (found.mean, found.seeds) == (78.0, 2)
+
+
+def test_what_is_not_there_is_not_made_up():
+    table = fill(TABLE1, [row(recipe(protocol="clean"), 71.0)])
+    assert table.columns == ("primalformer",)
+    assert ours(table) is None
+    assert table.value(key("PEMS-SF"), "primalformer", "clean") is None
+    assert table.average("primalformer", "paper") is None
+    assert fill(TABLE1, []).columns == tuple(TABLE1.headings)
+
+
+def test_averages_are_over_what_all_columns_have():
+    """A column without any number does not count; one with a gap takes the row away from all."""
+    rows = [row(recipe(name=name), value) for name, value in (("Heartbeat", 70), ("PEMS-SF", 80))]
+    table = fill(TABLE1, rows)
+    assert table.common_keys() == (key("Heartbeat"), key("PEMS-SF"))
+    assert table.average("primalformer", "paper").mean == 75.0
+    assert table.average("primalformer", "printed") == pytest.approx((76.1 + 89.6) / 2)
+    table = fill(TABLE1, [*rows, row(recipe(model="softmax_bn"), 60.0)])
+    assert table.common_keys() == (key("Heartbeat"),)
+    assert table.average("primalformer", "paper").mean == 70.0
+    assert table.average("softmax_bn", "printed") is None
+
+
+def test_rows_that_belong_elsewhere_say_why():
+    elsewhere = row(recipe(name="BasicMotions"))
+    table = fill(TABLE1, [elsewhere])
+    assert table.left_out == (elsewhere,)
+    assert "not in the table" in why_left_out(TABLE1, elsewhere)
+    table8 = read_expected(find_expected("projection", REPRODUCTION))
+    assert why_left_out(table8, row(recipe())) == "primalformer: not in the table"
+    with pytest.raises(ValueError, match="metric 'mse', the table has 'accuracy'"):
+        fill(TABLE1, [row(recipe(), metric="mse")])
+
+
+def test_the_number_of_a_recipe():
+    assert printed_number(TABLE1, recipe("lr=0.5")) == 76.1
+    assert printed_number(TABLE1, recipe(model="softmax_bn")) is None
+    table6 = read_expected(find_expected("eta_s", REPRODUCTION))
+    assert printed_number(table6, recipe()) is None
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(ValueError, match="'tabel1_uea'; did you mean table1_uea"):
+        find_expected("tabel1_uea", REPRODUCTION)
+    with pytest.raises(FileNotFoundError, match="no table is in the folder"):
+        find_expected("uea", tmp_path)
+    with pytest.raises(ValueError, match="'sofmax'; did you mean softmax"):
+        fill(TABLE1, [], columns=["sofmax"])
+    path = tmp_path / "expected.toml"
+    for text in (
+        "title = ",
+        "title = 'x'",
+        "columns = [1, 2]\nrows = [{dataset = 'A', paper = [1]}]",
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="is not a table of expected numbers"):
+            read_expected(path)
