@@ -44,7 +44,7 @@ def main() -> None:
     rows = []
     for name in arguments.sets:
         for protocol in ("paper", "clean"):
-            times = {model: time_step(name, model, protocol, fabric, arguments) for model in MODELS}
+            times = time_steps(name, protocol, fabric, arguments)
             for model, (step, fetch) in times.items():
                 row = {
                     "dataset": name,

@@ -15,6 +15,23 @@ _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of fl
 
 
 @triton.jit
+def share_of_tokens(N, H, splits, tokens):
+    """Sequence, head, and first and last token of this program; neighbours read one token."""
+    program = tl.program_id(0)
+    first = (program // H % splits) * tokens
+    last = tl.minimum(first + tokens, N)
+    return (program // H // splits).to(tl.int64), (program % H).to(tl.int64), first, last
+
+
+@triton.jit
+def sequence_of(tensor, strides, b, h):
+    """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C], or None."""
+    if tensor is not None:
+        tensor += b * strides[0] + h * strides[2]
+    return tensor
+
+
+@triton.jit
 def real_tokens(mask, start, last, BLOCK_N: tl.constexpr):
     """Which of the tokens from start on lie before last and are real, [n]."""
     n = start + tl.arange(0, BLOCK_N)
@@ -25,7 +42,9 @@ def real_tokens(mask, start, last, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _places(tensor, start, stride_n, last, C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
+def _places(
+    tensor, start, stride_n, last, C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr
+):
     n, c = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_C)
     exists = (start + n < last)[:, None]
     if C != BLOCK_C:
@@ -35,7 +54,9 @@ def _places(tensor, start, stride_n, last, C: tl.constexpr, BLOCK_N: tl.constexp
 
 
 @triton.jit
-def load_rows(tensor, start, stride_n, last, C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
+def load_rows(
+    tensor, start, stride_n, last, C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr
+):
     """The tokens from start to last, at most n of them, in the tensor's dtype."""
     places, exists = _places(tensor, start, stride_n, last, C, BLOCK_N, BLOCK_C)
     return tl.load(places, mask=exists, other=0.0)
@@ -49,13 +70,17 @@ def store_rows(tensor, rows, start, stride_n, last, C: tl.constexpr):
 
 
 @triton.jit
-def _matrix_places(tensor, R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+def _matrix_places(
+    tensor, R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):
     r, c = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_C)
     return tensor + (r[:, None] * C + c[None, :]), (r < R)[:, None] & (c < C)[None, :]
 
 
 @triton.jit
-def load_matrix(tensor, R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+def load_matrix(
+    tensor, R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):
     """A contiguous matrix [R, C] in float32."""
     places, exists = _matrix_places(tensor, R, C, BLOCK_R, BLOCK_C)
     return tl.load(places, mask=exists, other=0.0).to(tl.float32)
@@ -115,16 +140,27 @@ def pull_back(phi, inverse, d_phi, FEATURE_MAP: tl.constexpr):
 
 
 @triton.jit
-def product(x, y, total, DOT: tl.constexpr):
-    """total + x y, by tensor cores for the half precisions, in full float32 otherwise."""
-    return tl.dot(x.to(DOT), y.to(DOT), total, input_precision="ieee")
+def product(x, y, total):
+    """total + x y: by tensor cores in the half precisions, in full float32 otherwise."""
+    return tl.dot(x, y, total, input_precision="ieee")
 
 
 @triton.jit
-def largest(matrix, DOT: tl.constexpr):
-    """A factor to divide a matrix by that float16, with its short range, could not hold."""
+def fitted(matrix, DOT: tl.constexpr):
+    """A float32 matrix in the dtype of the products; float16, of short range, needs a scale."""
     scale = tl.full([], 1.0, tl.float32)
     if DOT == tl.float16:
-        scale = tl.max(tl.abs(matrix))
-        scale = tl.where(scale > 0, scale, 1.0)
-    return scale
+        top = tl.max(tl.abs(matrix))
+        scale = tl.where(top > 0, top, 1.0)
+        matrix = matrix / scale
+    return matrix.to(DOT), scale
+
+
+@triton.jit
+def scaled_product(x, y, scale, total):
+    """total + scale x y for a fitted matrix y."""
+    if y.dtype == tl.float16:
+        total += scale * product(x, y, tl.zeros(total.shape, tl.float32))
+    else:
+        total = product(x, y, total)
+    return total

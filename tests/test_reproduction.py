@@ -1,0 +1,108 @@
+"""The reproduction suite: its recipes, what the paper printed, and the rows of our runs."""
+
+import importlib.util
+import re
+import statistics
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from primal_attention.training.recipe import Recipe
+from primal_attention.training.results import COLUMNS, key_of, read_rows
+
+ROOT = Path(__file__).parents[1] / "reproduction"
+FOLDERS = sorted(path.parent for path in ROOT.rglob("recipes.py"))
+RESULTS = sorted(ROOT.rglob("results.csv"))
+
+
+def recipes_of(folder: Path) -> list[Recipe]:
+    spec = importlib.util.spec_from_file_location("recipes", folder / "recipes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return list(module.recipes())
+
+
+def means(rows: list[dict[str, str]], **wanted: str) -> dict[str, float]:
+    """The mean value of each dataset over the rows that have those columns."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        if all(row[name] == value for name, value in wanted.items()):
+            values.setdefault(row["dataset"], []).append(float(row["value"]))
+    return {name: statistics.mean(each) for name, each in values.items()}
+
+
+def test_there_is_something_to_reproduce():
+    assert len(FOLDERS) >= 4
+    assert RESULTS
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_recipes_are_runs_of_their_own(folder):
+    keys = Counter(tuple(key_of(recipe).items()) for recipe in recipes_of(folder))
+    assert keys
+    assert max(keys.values()) == 1
+
+
+def test_spoken_arabic_digits_never_trains_on_test_cases():
+    tables = recipes_of(ROOT / "primal_attention" / "table1_uea")
+    assert any("SpokenArabicDigits" in recipe.task for recipe in tables)
+    clean = [recipe for recipe in tables if recipe.protocol == "clean"]
+    assert clean
+    assert all(recipe.valid_fraction for recipe in clean)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+def test_rows_say_what_it_takes_to_run_them_again(path):
+    rows = read_rows(path)
+    assert rows
+    known = {}
+    for recipe in recipes_of(path.parent):
+        known.setdefault((recipe.task.partition("/")[2], recipe.model, recipe.protocol), recipe)
+    for row in rows:
+        assert set(row) == set(COLUMNS)
+        assert re.fullmatch(r"[0-9a-f]{7,40}", row["commit"]), row["commit"]  # a clean commit
+        recipe = known[row["dataset"], row["model"], row["protocol"]]
+        again = Recipe(recipe.task, recipe.model, recipe.protocol, seed=int(row["seed"]))
+        assert (
+            key_of(again.with_settings(row["settings"].split(" ")))["settings"] == (row["settings"])
+        )
+        on_test = "valid_fraction=null" in row["settings"]
+        assert on_test == (row["protocol"] == "paper") == (row["selection"] == "best test epoch")
+        assert 0 <= float(row["value"]) <= 100
+
+
+def test_the_runner_finds_recipes_and_skips_what_is_done(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    run = importlib.import_module("run")
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "primal_attention/table1_uea", "--select", "seed=0"]
+    )
+    arguments = run.parse_arguments()
+    path = ROOT / "primal_attention" / "table1_uea" / "results.csv"
+    table = "primal_attention/table1_uea"
+    everything = run.missing(table, tmp_path / "none.csv", arguments)
+    arguments.set = ["precision=bf16"]
+    left = run.missing(table, path, arguments)
+    assert len(left) < len(everything)
+    assert {recipe.seed for recipe in everything} == {0}
+
+
+def test_what_the_page_of_table_1_says_is_what_the_rows_say():
+    folder = ROOT / "primal_attention" / "table1_uea"
+    rows = read_rows(folder / "results.csv")
+    paper, clean = (
+        means(rows, model="primalformer", protocol=protocol) for protocol in ("paper", "clean")
+    )
+    printed = tomllib.loads((folder / "expected.toml").read_text())
+    column = printed["columns"].index("primalformer")
+    first = {row["dataset"]: row["paper"][column] for row in printed["rows"]}
+    lines = re.findall(r"^\| (\w+) \|(.*)\|$", (folder / "README.md").read_text(), re.MULTILINE)
+    told = {name: [float(cell) for cell in cells.split("|")] for name, cells in lines}
+    assert set(told) == set(paper)
+    for name, (from_paper, _, ours, ours_clean) in told.items():
+        assert from_paper == first[name]
+        assert ours == round(paper[name], 1)
+        assert ours_clean == round(clean[name], 1)
