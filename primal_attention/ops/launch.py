@@ -15,11 +15,13 @@ from torch import Tensor
 PROGRAMS = 512  # wanted at the least: about four for each multiprocessor of a large GPU
 SHORTEST = 4  # blocks of a segment, so that the first pass does not become most of the work
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# The arithmetic of products. Sums along the tokens may leave the range of float16, and gradients
+# divided by the number of tokens too; TensorFloat-32 has its digits and a wider range.
+PRECISION = {torch.bfloat16: "bf16", torch.float16: "tf32", torch.float32: "ieee"}
 
-# How the tensor cores are used. The sums of half precision may leave the range of float16, so its
-# products are those of TensorFloat-32, which has as many digits.
-PRECISION = {torch.bfloat16: "ieee", torch.float16: "tf32", torch.float32: "ieee"}
+# How many bfloat16 numbers hold the digits of one, as it comes and after arithmetic.
+PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
+PARTS_OF_GRADIENT = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 3}
 
 
 class Config(NamedTuple):
@@ -33,8 +35,8 @@ class Config(NamedTuple):
 class Segments(NamedTuple):
     """The division of each sequence."""
 
-    length: int  # blocks of a segment
-    number: int  # segments of a sequence
+    tokens: int  # of a segment
+    number: int  # of segments
 
 
 def divide(z: Tensor, block: int) -> Segments:
@@ -43,7 +45,7 @@ def divide(z: Tensor, block: int) -> Segments:
     blocks = _divided(N, block)
     wanted = min(_divided(PROGRAMS, B * H), _divided(blocks, SHORTEST))
     length = _divided(blocks, wanted)
-    return Segments(length, _divided(blocks, length))
+    return Segments(length * block, _divided(blocks, length))
 
 
 def _divided(number: int, by: int) -> int:
@@ -60,6 +62,6 @@ def contiguous_rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def mask_bytes(token_mask: Tensor | None, instead: Tensor) -> Tensor:
-    """The mask as numbers; any tensor instead of one that is not there and will not be read."""
-    return instead if token_mask is None else token_mask.view(torch.uint8)
+def mask_bytes(token_mask: Tensor | None) -> Tensor | None:
+    """The mask as contiguous numbers."""
+    return None if token_mask is None else token_mask.contiguous().view(torch.uint8)

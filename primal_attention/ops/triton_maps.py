@@ -25,19 +25,17 @@ def share_of_tokens(N, H, splits, tokens):
 
 @triton.jit
 def sequence_of(tensor, strides, b, h):
-    """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C], or None."""
-    if tensor is not None:
-        tensor += b * strides[0] + h * strides[2]
-    return tensor
+    """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C]."""
+    return tensor + b * strides[0] + h * strides[2]
 
 
 @triton.jit
-def real_tokens(mask, start, last, BLOCK_N: tl.constexpr):
+def real_tokens(mask, b, stride, start, last, BLOCK_N: tl.constexpr):
     """Which of the tokens from start on lie before last and are real, [n]."""
     n = start + tl.arange(0, BLOCK_N)
     real = n < last
     if mask is not None:
-        real = real & (tl.load(mask + n, mask=real, other=0) != 0)
+        real = real & (tl.load(mask + b * stride + n, mask=real, other=0) != 0)
     return real
 
 
@@ -102,25 +100,47 @@ def masked_rows(rows, real, mask):
 
 
 @triton.jit
-def features(z, real, FEATURE_MAP: tl.constexpr):
-    """phi of the rows z, zero at tokens that are not real, and 1 / |z| for the cosine map."""
-    z = z.to(tl.float32)
-    inverse = tl.zeros([z.shape[0]], tl.float32)
+def features(rows, real, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
+    """phi of the rows as factor * base, and 1 / |z| for the cosine map.
+
+    The base is in the dtype of the products: the rows themselves for the cosine map, so that they
+    go from memory into the products as they are. float16 takes phi, for its range is too short for
+    rows of any length. At tokens that are not real, rows are zero, and so is the base.
+    """
+    z = rows.to(tl.float32)
+    factor = tl.full([rows.shape[0]], 1.0, tl.float32)
+    inverse = factor
     if FEATURE_MAP == "cosine":
         squared = tl.sum(z * z, 1)
-        nonzero = squared >= _TINY
-        norm = tl.sqrt_rn(tl.where(nonzero, squared, 1.0))
-        inverse = tl.where(nonzero, tl.div_rn(tl.full(norm.shape, 1.0, tl.float32), norm), 0.0)
-        phi = z * inverse[:, None]
+        inverse = _inverse_root(squared)
+        if DOT == tl.float16:
+            base = z * inverse[:, None]
+        else:
+            base, factor = rows, inverse
     elif FEATURE_MAP == "elu":
-        phi = tl.where(z > 0, z + 1.0, tl.exp(tl.where(z > 0, 0.0, z)))
-        phi = tl.where(real[:, None], phi, 0.0)
+        base = tl.where(z > 0, z + 1.0, tl.exp(tl.where(z > 0, 0.0, z)))
+        base = tl.where(real[:, None], base, 0.0)
     elif FEATURE_MAP == "relu":
-        phi = tl.where(z < 0, 0.0, z)
+        base = tl.where(z < 0, 0.0, z)
     else:
         tl.static_assert(FEATURE_MAP == "identity")
-        phi = z
-    return phi, inverse
+        base = rows
+    return base.to(DOT), factor, inverse
+
+
+@triton.jit
+def _inverse_root(squared):
+    """1 / sqrt(x), to the last digits by one step of Newton's method; 0 for x next to 0."""
+    x = tl.maximum(squared, _TINY, propagate_nan=tl.PropagateNan.ALL)
+    root = tl.rsqrt(x)
+    root += 0.5 * root * (1.0 - x * root * root)
+    return tl.where(squared < _TINY, 0.0, root)
+
+
+@triton.jit
+def scaled(rows, factor):
+    """Rows in float32, each times its factor."""
+    return rows.to(tl.float32) * factor[:, None]
 
 
 @triton.jit
@@ -128,7 +148,7 @@ def pull_back(phi, inverse, d_phi, FEATURE_MAP: tl.constexpr):
     """Gradient of z from that of its features; what the derivative needs is phi and 1 / |z|."""
     if FEATURE_MAP == "cosine":
         radial = tl.sum(phi * d_phi, 1)
-        dz = (d_phi - phi * radial[:, None]) * inverse[:, None]
+        dz = scaled(d_phi - scaled(phi, radial), inverse)
     elif FEATURE_MAP == "elu":
         dz = d_phi * tl.minimum(phi, 1.0)
     elif FEATURE_MAP == "relu":
@@ -147,20 +167,10 @@ def product(x, y, total):
 
 @triton.jit
 def fitted(matrix, DOT: tl.constexpr):
-    """A float32 matrix in the dtype of the products; float16, of short range, needs a scale."""
+    """A float32 matrix in the dtype of the products, and the scale that float16 needs to hold it."""
     scale = tl.full([], 1.0, tl.float32)
     if DOT == tl.float16:
         top = tl.max(tl.abs(matrix))
         scale = tl.where(top > 0, top, 1.0)
         matrix = matrix / scale
     return matrix.to(DOT), scale
-
-
-@triton.jit
-def scaled_product(x, y, scale, total):
-    """total + scale x y for a fitted matrix y."""
-    if y.dtype == tl.float16:
-        total += scale * product(x, y, tl.zeros(total.shape, tl.float32))
-    else:
-        total = product(x, y, total)
-    return total

@@ -1,9 +1,10 @@
-"""What the fused causal ops do beside those of triton_maps: they walk over the tokens with a carry.
+"""What the fused causal ops have in common: they walk over the tokens with a carry.
 
 A program walks over the blocks of one segment of one sequence and head, forward or backward. All of
-these functions are called from Triton code.
+these functions are called from Triton code; rows are [n, C] blocks of one head, padded to powers of
+two, zero outside the tensor.
 
-Letters: B batch, N tokens, H heads, C head dim, n tokens of a block.
+Letters: B batch, N tokens, H heads, C head dim, P feature dim, n tokens of a block.
 """
 
 from __future__ import annotations
@@ -11,10 +12,98 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from primal_attention.ops.triton_maps import features
-
 # The interpreter has no products of bfloat16: it takes the rounded operands in float32.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+_TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
+
+
+@triton.jit
+def share_of_tokens(N, H, number, tokens):
+    """Sequence, head, first and last token of this program; neighbours read neighbouring heads."""
+    program = tl.program_id(0)
+    first = (program // H % number) * tokens
+    last = tl.minimum(first + tokens, N)
+    return (program // H // number).to(tl.int64), (program % H).to(tl.int64), first, last
+
+
+@triton.jit
+def sequence_of(tensor, strides, b, h):
+    """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C], or None."""
+    if tensor is not None:
+        tensor += b * strides[0] + h * strides[2]
+    return tensor
+
+
+@triton.jit
+def row_of_tokens(tensor, stride, b):
+    """Pointer to the first token of sequence b of a tensor [B, N], or None."""
+    if tensor is not None:
+        tensor += b * stride
+    return tensor
+
+
+@triton.jit
+def real_tokens(mask, start, last, BLOCK: tl.constexpr):
+    """Which of the tokens from start on lie before last and are real, [n]."""
+    n = start + tl.arange(0, BLOCK)
+    real = n < last
+    if mask is not None:
+        real = real & (tl.load(mask + n, mask=real, other=0) != 0)
+    return real
+
+
+@triton.jit
+def columns_of(real, C: tl.constexpr, WIDTH: tl.constexpr):
+    """Which entries of a block [n, WIDTH] are of real tokens and not padding of the columns."""
+    keep = real[:, None]
+    if C != WIDTH:
+        keep = keep & (tl.arange(0, WIDTH) < C)[None, :]
+    return keep
+
+
+@triton.jit
+def _places(tensor, start, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    n, c = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    return tensor + start.to(tl.int64) * stride + (n[:, None] * stride + c[None, :])
+
+
+@triton.jit
+def load_rows(tensor, start, stride, keep, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """The tokens from start on in the tensor's dtype, zero where keep is False."""
+    return tl.load(_places(tensor, start, stride, BLOCK, WIDTH), mask=keep, other=0.0)
+
+
+@triton.jit
+def store_rows(tensor, rows, start, stride, keep):
+    """Write rows as the tokens from start on, where keep is True."""
+    places = _places(tensor, start, stride, rows.shape[0], rows.shape[1])
+    tl.store(places, rows.to(tensor.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _matrix_places(tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    r, c = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    places = tensor + tl.cast(number, tl.int64) * (R * C) + (r[:, None] * C + c[None, :])
+    return places, (r < R)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def load_matrix(tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """One of the contiguous matrices [., R, C] in float32; zeros where there are none."""
+    matrix = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if tensor is not None:
+        places, exists = _matrix_places(tensor, number, R, C, ROWS, COLUMNS)
+        matrix += tl.load(places, mask=exists, other=0.0)
+    return matrix
+
+
+@triton.jit
+def store_matrix(tensor, number, matrix, R: tl.constexpr, C: tl.constexpr):
+    """Write one of the contiguous matrices [., R, C]."""
+    places, exists = _matrix_places(tensor, number, R, C, matrix.shape[0], matrix.shape[1])
+    tl.store(places, matrix.to(tensor.dtype.element_ty), mask=exists)
 
 
 @triton.jit
@@ -81,29 +170,57 @@ def sums_along(x, BACKWARD: tl.constexpr, PARTS: tl.constexpr):
     taken = n[:, None] <= n[None, :] if BACKWARD else n[:, None] >= n[None, :]
     triangle = tl.where(taken, 1.0, 0.0).to(tl.bfloat16)
     part = x.to(tl.bfloat16)
-    total = product(triangle, part, tl.zeros(x.shape, tl.float32))
+    total = product(triangle, part, tl.zeros(x.shape, tl.float32), "bf16")
     rest = x.to(tl.float32)
     for _ in tl.static_range(PARTS - 1):
         rest -= part.to(tl.float32)
         part = rest.to(tl.bfloat16)
-        total = product(triangle, part, total)
+        total = product(triangle, part, total, "bf16")
     return total
 
 
 @triton.jit
-def product(x, y, total):
-    """total + x y with float32 sums: bfloat16 as it is, float16 by TensorFloat-32, else in full.
-
-    TensorFloat-32 has the digits of float16 and the range of float32, which sums along the tokens
-    and gradients divided by their number need.
-    """
+def product(x, y, total, PRECISION: tl.constexpr):
+    """total + x y with float32 sums, by the arithmetic that launch.PRECISION names."""
+    if PRECISION == "bf16":
+        x, y = x.to(tl.bfloat16), y.to(tl.bfloat16)
+    else:
+        x, y = x.to(tl.float32), y.to(tl.float32)
     if _INTERPRETED:
         x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.dot(x, y, total, input_precision="ieee")
+    return tl.dot(x, y, total, input_precision="tf32" if PRECISION == "tf32" else "ieee")
 
 
 @triton.jit
-def masked_features(z, keep, FEATURE_MAP: tl.constexpr):
-    """phi of the rows z and 1 / |z|; phi is zero where keep [n, P] is False."""
-    phi, inverse = features(z, tl.full([z.shape[0]], 1, tl.int1), FEATURE_MAP)
+def features(z, keep, FEATURE_MAP: tl.constexpr):
+    """phi of the rows z, zero where keep [n, P] is False, and 1 / |z| for the cosine map."""
+    z = z.to(tl.float32)
+    inverse = tl.zeros([z.shape[0]], tl.float32)
+    if FEATURE_MAP == "cosine":
+        squared = tl.sum(z * z, 1)
+        nonzero = squared >= _TINY
+        inverse = tl.where(nonzero, 1.0 / tl.sqrt_rn(tl.where(nonzero, squared, 1.0)), 0.0)
+        phi = z * inverse[:, None]
+    elif FEATURE_MAP == "elu":
+        phi = tl.where(z > 0, z + 1.0, tl.exp(tl.minimum(z, 0.0)))
+    elif FEATURE_MAP == "relu":
+        phi = tl.maximum(z, 0.0)
+    else:
+        tl.static_assert(FEATURE_MAP == "identity")
+        phi = z
     return tl.where(keep, phi, 0.0), inverse
+
+
+@triton.jit
+def pull_back(phi, inverse, d_phi, FEATURE_MAP: tl.constexpr):
+    """Gradient of z from that of its features; what the derivative needs is phi and 1 / |z|."""
+    if FEATURE_MAP == "cosine":
+        dz = (d_phi - phi * tl.sum(phi * d_phi, 1)[:, None]) * inverse[:, None]
+    elif FEATURE_MAP == "elu":
+        dz = d_phi * tl.minimum(phi, 1.0)
+    elif FEATURE_MAP == "relu":
+        dz = tl.where(phi > 0, d_phi, 0.0)
+    else:
+        tl.static_assert(FEATURE_MAP == "identity")
+        dz = d_phi
+    return dz

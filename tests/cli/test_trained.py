@@ -105,7 +105,7 @@ def test_mistakes_are_named_and_leave_nothing(trained, tmp_path):
         "flat.npy": "[cases, channels, length], got shape (3, 5)",
         "five.npy": "case 0 must have shape [12 channels, length], got (5, 7)",
         "cut.ts": "the file ends without a line @data",
-        "bad.ts": "bad.ts, line 3: value 2 of channel 2, 'x'",
+        "bad.ts": "FILE: bad.ts, line 3: value 2 of channel 2, 'x'",
         "x.csv": "must end in .ts or .npy, got '.csv'",
     }
     for file, message in files.items():

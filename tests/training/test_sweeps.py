@@ -84,12 +84,15 @@ def test_processes_share_a_study(study):
     assert len(ours.seen + theirs.seen) == 5
 
 
-def test_points_that_two_processes_enqueued_are_run_once(study):
-    opened = study()
-    for point in FIVE.grid:
-        opened.enqueue_trial(point)
+def test_points_that_two_processes_enqueued_are_run_once(study, tmp_path):
+    optuna = pytest.importorskip("optuna")
+    url = f"sqlite:///{tmp_path / 'new' / 'sweep.db'}"
+    (tmp_path / "new").mkdir()
+    raw = optuna.create_study(study_name="s", storage=url, direction="maximize")
+    for eta in (0.1, 0.1, 0.2, 0.2):
+        raw.enqueue_trial({"eta": eta})
     runs = Runs()
-    run_trials(opened, FIVE, 5, runs)
+    run_trials(study(), FIVE, 5, runs)
     assert len({settings for settings, _ in runs.seen}) == len(runs.seen) == 5
 
 
@@ -108,15 +111,17 @@ def test_an_interrupted_trial_keeps_its_directory(study):
 
 
 def test_the_trial_of_a_killed_process_is_taken_over(study, monkeypatch):
+    """Once it has been silent for a while, even if nothing else is left to do."""
     monkeypatch.setattr(sweeps, "_HEARTBEAT", 1)
-    monkeypatch.setattr(sweeps, "_GRACE", 1)
+    monkeypatch.setattr(sweeps, "_GRACE", 2)
     opened = study()
     with pytest.warns(UserWarning, match="Heartbeat"):
         killed = opened.ask()
     settings = FIVE.suggest(killed)
     opened._storage.record_heartbeat(killed._trial_id)
-    time.sleep(2.1)
     runs = Runs()
+    run_trials(opened, FIVE, 5, runs)
+    time.sleep(3.1)
     run_trials(opened, FIVE, 5, runs)
     assert dict(runs.seen)[tuple(settings)] == directory_of(killed) == "trial0"
     assert len(runs.seen) == len(finished(opened)) == 5

@@ -1,0 +1,93 @@
+"""Compiles what a fused op would launch on a Hopper GPU, without one: registers and spilled bytes.
+
+A program of its own, since the tests run Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+Usage = tuple[str, int, int, int]  # name, registers, bytes of stack, bytes of shared memory
+
+
+class _Hopper:
+    """As much of a driver as compiling needs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compiled(launch: Callable[[], Any]) -> list[Usage]:
+    """What the fused ops take that a function launches; nothing is run."""
+    driver.set_active(_Hopper())
+    found: list[Usage] = []
+    run = JITFunction.run
+
+    def only_compile(self: JITFunction, *args: Any, **options: Any) -> None:
+        kernel = run(self, *args, **{**options, "warmup": True})
+        found.append((self.fn.__name__, *_usage(kernel.asm["cubin"]), kernel.metadata.shared))
+
+    JITFunction.run = only_compile
+    try:
+        launch()
+    finally:
+        JITFunction.run = run
+    return found
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    return int(registers), int(stack)
+
+
+def tokens(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def running_mean(C: int, dtype: torch.dtype) -> Callable[[], Any]:
+    from primal_attention.ops.running_mean import token_counts
+    from primal_attention.ops.running_mean import triton as fused
+
+    z = tokens(1, 2048, 2, C, dtype=dtype)
+    carry, counts = torch.zeros(1, 2, C), token_counts(z, None, None)
+
+    def launch() -> None:
+        fused.forward(z, None, counts, None)
+        fused.backward(z, carry, counts, None)
+
+    return launch
+
+
+OPS = {"running_mean": running_mean}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+if __name__ == "__main__":
+    for case in sys.argv[1:]:
+        op, width, dtype = case.split(":")
+        for usage in compiled(OPS[op](int(width), DTYPES[dtype])):
+            print(case, *usage)
