@@ -27,23 +27,23 @@ class FixedMap(NamedTuple):
     vjp: Callable[[Tensor, Tensor], Tensor]
 
 
-def _norm(z: Tensor) -> tuple[Tensor, Tensor]:
-    squared = z.square().sum(-1, keepdim=True)
-    nonzero = squared >= torch.finfo(z.dtype).tiny
-    return torch.where(nonzero, squared, 1.0).sqrt(), nonzero
+def _inverse_norm(z: Tensor) -> Tensor:
+    """1 / |z|, and 0 where z is 0 or so small that |z|^2 is no normal number, [..., 1]."""
+    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    nonzero = norm >= math.sqrt(torch.finfo(z.dtype).tiny)
+    return torch.where(nonzero, torch.where(nonzero, norm, 1.0).reciprocal(), 0.0)
 
 
 def cosine(z: Tensor) -> Tensor:
     """Unit vector z / |z|, and 0 with zero gradient at z = 0, where the direction is undefined."""
-    norm, nonzero = _norm(z)
-    return torch.where(nonzero, z / norm, 0.0)
+    return z * _inverse_norm(z)
 
 
 def _cosine_vjp(z: Tensor, dphi: Tensor) -> Tensor:
-    norm, nonzero = _norm(z)
-    phi = z / norm
-    tangent = dphi - phi * (phi * dphi).sum(-1, keepdim=True)
-    return torch.where(nonzero, tangent / norm, 0.0)
+    inverse = _inverse_norm(z)
+    phi = z * inverse
+    radial = (phi * dphi).sum(-1, keepdim=True)
+    return torch.addcmul(dphi, phi, radial, value=-1.0) * inverse
 
 
 def elu(z: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from primal_attention.cli.mistakes import naming
-from primal_attention.tasks import UEA_SETS, prepare_uea
-from primal_attention.tasks.uea import _files, _folder, _inside_aeon
+from primal_attention.tasks import UEA_SETS, find_uea, prepare_uea
+from primal_attention.tasks.uea import uea_folder
 from primal_attention.training.recipe import nearest
 from primal_attention.training.recipes import DOMAINS
 
@@ -41,26 +41,16 @@ def register(program: "Typer") -> None:
             _prepare(console, names or _names_at_hand(folder), folder, out)
 
 
-def place_of(name: str, folder: Path | None) -> Path | None:
-    """Where a set would be read from; None where it would be downloaded."""
-    folder = _folder(folder)
-    prepared = folder / f"{name}.npz"
-    if prepared.is_file():
-        return prepared
-    places = (folder / name, folder, *_inside_aeon(name))
-    return next((each for each in places if all(f.is_file() for f in _files(name, each))), None)
-
-
 def _names_at_hand(folder: Path | None) -> list[str]:
-    names = [name for name in UEA_SETS if place_of(name, folder) is not None]
+    names = [name for name in UEA_SETS if find_uea(name, folder) is not None]
     if not names:
-        raise FileNotFoundError(f"no set is in {_folder(folder)}; name those to download")
+        raise FileNotFoundError(f"no set is in {uea_folder(folder)}; name those to download")
     return names
 
 
 def _print_sets(console: Any, folder: Path | None) -> None:
     for name in UEA_SETS:
-        place = place_of(name, folder)
+        place = find_uea(name, folder)
         console.print(f"{f'uea/{name}':32}{place or '[dim]to be downloaded[/]'}")
     console.print("\nprimal data uea NAME downloads a set if need be, and prepares it")
 

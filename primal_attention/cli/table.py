@@ -28,7 +28,6 @@ from primal_attention.training.tables import (
 if TYPE_CHECKING:
     from typer import Typer
 
-_WIDTH_OF_KEY, _WIDTH_OF_COLUMN = 24, 18  # of the terminal, to put tables side by side
 _DASH = "-"
 
 
@@ -102,12 +101,31 @@ def _default_results(folder: Path) -> list[Path]:
     return [next((place for place in places if place.is_file()), places[0])]
 
 
-def _side_by_side(table: Table, width: int) -> Iterator[tuple[str, ...]]:
+def _side_by_side(table: Table, width: int) -> Iterator[list[str]]:
     """The columns in as many tables as it takes to fit the terminal."""
-    of_one = 8 + _WIDTH_OF_COLUMN * (len(table.sources) - 1)
-    number = max(1, (width - _WIDTH_OF_KEY) // of_one)
-    for start in range(0, len(table.columns), number):
-        yield table.columns[start : start + number]
+    keys = sum(_widest(line) for line in zip(*_key_texts(table), strict=True)) + 1
+    left, columns = width - keys, list[str]()
+    for column in table.columns:
+        lines = [_headings(table, [column], "\n"), *_lines(table, [column], keys=False)]
+        needed = sum(_widest(texts) for texts in zip(*lines, strict=True))
+        if columns and needed > left:
+            yield columns
+            left, columns = width - keys, []
+        columns.append(column)
+        left -= needed
+    yield columns
+
+
+def _widest(texts: Sequence[str]) -> int:
+    """Of the lines of some cells, with a frame on one side."""
+    return max(len(line) for text in texts for line in text.split("\n")) + 3
+
+
+def _key_texts(table: Table) -> list[list[str]]:
+    """The first columns, headings and averages included."""
+    names = _key_names(table)
+    keys = [[value for _, value in key] for key in table.expected.keys]
+    return [names, *keys, ["average"] + [""] * (len(names) - 1)]
 
 
 def _rich_table(table: Table, columns: Sequence[str]) -> Any:
@@ -115,7 +133,7 @@ def _rich_table(table: Table, columns: Sequence[str]) -> Any:
 
     shown = RichTable(title=table.expected.title, title_justify="left", padding=(0, 1))
     for name in _key_names(table):
-        shown.add_column(name)
+        shown.add_column(name, no_wrap=True)
     for heading in _headings(table, columns, "\n"):
         shown.add_column(heading, justify="right", no_wrap=True)
     *lines, averages = _lines(table, columns)
@@ -139,15 +157,14 @@ def _headings(table: Table, columns: Sequence[str], separator: str) -> list[str]
     ]
 
 
-def _lines(table: Table, columns: Sequence[str]) -> list[list[str]]:
-    """The rows as text, the last one the averages."""
+def _lines(table: Table, columns: Sequence[str], *, keys: bool = True) -> list[list[str]]:
+    """The rows as text, the last one the averages; with or without what they stand for."""
     wheres = [(column, source) for column in columns for source in table.sources]
-    lines = [
-        [value for _, value in key] + [_text(table.value(key, *where)) for where in wheres]
-        for key in table.expected.keys
-    ]
-    first = ["average"] + [""] * (len(_key_names(table)) - 1)
-    return [*lines, first + [_text(table.average(*where)) for where in wheres]]
+    lines = [[_text(table.value(key, *where)) for where in wheres] for key in table.expected.keys]
+    lines.append([_text(table.average(*where)) for where in wheres])
+    if not keys:
+        return lines
+    return [key + line for key, line in zip(_key_texts(table)[1:], lines, strict=True)]
 
 
 def _text(value: float | Estimate | None) -> str:

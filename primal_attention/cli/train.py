@@ -80,8 +80,7 @@ def register(program: "Typer") -> None:
                 directory, recipe, cases, fabric, watcher=watcher, save_every=save_every
             )
         if fabric.is_global_zero:
-            with _locked(out / RESULTS):
-                add_rows(out / RESULTS, [row_of(outcome, current_commit())])
+            add_rows(out / RESULTS, [row_of(outcome, current_commit())])
             _print_outcome(outcome, directory, data)
         finish(fabric)
 
@@ -109,20 +108,6 @@ def resumable(console: Any, directory: Path) -> Iterator[None]:
     except FloatingPointError as error:
         console.print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time, where the system has locks of files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except (ImportError, OSError):
-            pass
-        yield
 
 
 def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None:

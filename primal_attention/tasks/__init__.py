@@ -12,7 +12,7 @@ from primal_attention.tasks.task import (
     Sizes,
     Task,
 )
-from primal_attention.tasks.uea import UEA_SETS, load_uea, prepare_uea, uea_task
+from primal_attention.tasks.uea import UEA_SETS, find_uea, load_uea, prepare_uea, uea_task
 
 __all__ = [
     "CLASSIFICATION",
@@ -27,6 +27,7 @@ __all__ = [
     "SeriesEncoding",
     "Sizes",
     "Task",
+    "find_uea",
     "load_uea",
     "prepare_uea",
     "series_task",

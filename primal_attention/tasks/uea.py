@@ -76,9 +76,19 @@ def load_uea(name: str, folder: Path | None = None) -> TrainAndTest:
         folder: Where to look; ``uea`` in the folder that the environment variable ``PRIMAL_DATA``
             names, or in ``data``, unless told.
     """
-    folder = _folder(folder)
+    folder = uea_folder(folder)
     prepared = folder / f"{name}.npz"
     return read_prepared(prepared) if prepared.is_file() else _read_files(name, folder)
+
+
+def find_uea(name: str, folder: Path | None = None) -> Path | None:
+    """Where ``load_uea`` would read a set from; None where it would have to be downloaded."""
+    folder = uea_folder(folder)
+    prepared = folder / f"{name}.npz"
+    if prepared.is_file():
+        return prepared
+    places = (folder / name, folder, *_inside_aeon(name))
+    return next((each for each in places if all(f.is_file() for f in _files(name, each))), None)
 
 
 def prepare_uea(name: str, folder: Path | None = None, out: Path | None = None) -> Path:
@@ -89,14 +99,15 @@ def prepare_uea(name: str, folder: Path | None = None, out: Path | None = None) 
         folder: Where its files are; an older prepared file there is not read.
         out: Where to write; the folder itself unless told.
     """
-    folder = _folder(folder)
+    folder = uea_folder(folder)
     parts = _read_files(name, folder)
     path = (folder if out is None else Path(out)) / f"{name}.npz"
     write_prepared(path, parts)
     return path
 
 
-def _folder(folder: Path | None) -> Path:
+def uea_folder(folder: Path | None = None) -> Path:
+    """The folder that is given, else ``uea`` where ``PRIMAL_DATA`` points, else ``data/uea``."""
     return Path(os.environ.get("PRIMAL_DATA", "data")) / "uea" if folder is None else Path(folder)
 
 

@@ -7,7 +7,8 @@ import io
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -88,14 +89,28 @@ def read_rows(path: Path) -> list[Row]:
 
 def add_rows(path: Path, rows: Iterable[Row]) -> None:
     """Add rows to a results file; a row of the same run is replaced."""
-    merged = {tuple(row[name] for name in KEY): row for row in [*read_rows(path), *rows]}
-    text = io.StringIO()
-    ordered = sorted(merged.values(), key=_order)
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(ordered)
+    with _locked(path):
+        merged = {tuple(row[name] for name in KEY): row for row in [*read_rows(path), *rows]}
+        text = io.StringIO()
+        ordered = sorted(merged.values(), key=_order)
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(ordered)
+        write_text(path, text.getvalue())
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time, where the system has locks of files."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text.getvalue())
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            pass
+        yield
 
 
 def _order(row: Mapping[str, str]) -> tuple[str | int, ...]:
