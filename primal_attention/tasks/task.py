@@ -44,6 +44,11 @@ class Cases:
         inputs = {name: tensor[indices] for name, tensor in self.inputs.items()}
         return Batch(inputs, self.target[indices])
 
+    def joined(self, other: Cases) -> Cases:
+        """These cases and, after them, the others."""
+        inputs = {name: torch.cat([each, other.inputs[name]]) for name, each in self.inputs.items()}
+        return Cases(inputs, torch.cat([self.target, other.target]))
+
     def to(self, device: torch.device) -> Cases:
         """The same cases on another device."""
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}

@@ -51,6 +51,10 @@ class Lines(Watcher):
         if self.unsaid:
             self._say(self.unsaid)
 
+    def of_refit(self) -> Watcher:
+        """Lines again."""
+        return self
+
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
 
@@ -91,6 +95,10 @@ class _Bar(Watcher):
     def stop(self) -> None:
         """Leave the bar as it is."""
         self.bar.stop()
+
+    def of_refit(self) -> Watcher:
+        """A bar again."""
+        return self
 
 
 def _steps(progress: Progress) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ from primal_attention.training.weights import (
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-LAST, BEST = "last.safetensors", "best.safetensors"
+LAST, BEST, REFIT = "last.safetensors", "best.safetensors", "refit"
 
 
 def train(
@@ -65,8 +65,11 @@ def train(
         save_every: Least number of seconds between two checkpoints.
     """
     devices = [fabric.device] if fabric.device.type == "cuda" else []
+    watcher = watcher or Watcher()
     with torch.random.fork_rng(devices=devices):
-        return Run(recipe, task, fabric, directory, watcher or Watcher(), save_every).run()
+        run = Run(recipe, task, fabric, directory, watcher, save_every)
+        run.run()
+        return run.outcome(run.refitted() if recipe.refit else run)
 
 
 class Run:
@@ -98,8 +101,8 @@ class Run:
         self.progress = Progress()
         self.best_weights: dict[str, Tensor] = {}
 
-    def run(self) -> Outcome:
-        """All rounds that are left, then the test."""
+    def run(self) -> None:
+        """All rounds that are left."""
         self._resume()
         self.watcher.start(self.recipe, self.plan, self.progress)
         try:
@@ -114,7 +117,17 @@ class Run:
                     saved = time.monotonic()
         finally:
             self.watcher.stop()
-        return self._outcome()
+
+    def refitted(self) -> Run:
+        """A run as long as the best round of this one, on the validation cases too."""
+        epochs = int(self.progress.rounds[self.progress.best]["epoch"])
+        recipe = replace(self.recipe, epochs=epochs, eval_every=epochs, patience=None)
+        task = replace(self.task, train=self.task.train.joined(self.task.valid))
+        directory = self.directory and self.directory / REFIT
+        watcher = self.watcher.of_refit()
+        run = Run(recipe, task, self.fabric, directory, watcher, self.save_every)
+        run.run()
+        return run
 
     def _over(self) -> bool:
         rounds, patience = len(self.progress.rounds), self.recipe.patience
@@ -226,9 +239,14 @@ class Run:
         self.recipe.check_same(Recipe.from_json(checkpoint.facts["recipe"]), self.directory)
         return checkpoint
 
-    def _outcome(self) -> Outcome:
+    def outcome(self, last: Run) -> Outcome:
+        """What came of this run: the test, once, with the weights of the last one."""
+        self.best_weights = last.best_weights
+        if last is not self and self.directory is not None and self.fabric.is_global_zero:
+            self._save_best(self.directory)
         load_model(self.model.module, self.best_weights)
         test = evaluate(self.model, self.task.goal, self.task.test, self.fabric)
+        runs = [self] if last is self else [self, last]
         best = self.progress.rounds[self.progress.best]
         return Outcome(
             self.recipe,
@@ -237,8 +255,8 @@ class Run:
             best[f"valid_{self.task.goal.metric}"],
             self.progress.rounds,
             self.progress.best,
-            int(self.progress.rounds[-1]["step"]),
-            self.progress.seconds,
+            sum(int(run.progress.rounds[-1]["step"]) for run in runs),
+            sum(run.progress.seconds for run in runs),
             device_name(self.fabric.device),
             self.best_weights,
         )

@@ -54,6 +54,10 @@ class Watcher:
     def stop(self) -> None:
         """The run is over, or was interrupted."""
 
+    def of_refit(self) -> Watcher:
+        """Who is told of the second training, on all cases; nobody unless told."""
+        return Watcher()
+
 
 class Watchers(Watcher):
     """Several watchers, told one after the other."""
@@ -80,3 +84,7 @@ class Watchers(Watcher):
         """Tell each."""
         for watcher in self.watchers:
             watcher.stop()
+
+    def of_refit(self) -> Watcher:
+        """Those of each."""
+        return Watchers([watcher.of_refit() for watcher in self.watchers])

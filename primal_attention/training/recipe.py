@@ -52,6 +52,7 @@ class Recipe:
     clip_norm: float | None = 4.0
     eval_every: int = 1  # epochs between two evaluations
     patience: int | None = None  # evaluations without a better one before training stops
+    refit: bool = False  # then train anew, as long as the best epoch, on validation cases too
     precision: str = "fp32"
     graph: bool = True  # on one CUDA device, replay the step as a graph
 
@@ -76,6 +77,8 @@ class Recipe:
             _check("patience", self.patience, lambda value: value >= 1, "at least 1")
         if self.clip_norm is not None:
             _check("clip_norm", self.clip_norm, lambda value: value > 0, "positive")
+        if self.refit and self.valid_fraction is None:
+            raise ValueError("refit=True needs a valid_fraction: the test cases are not trained on")
         if self.valid_fraction is not None:
             _check("valid_fraction", self.valid_fraction, lambda value: 0 < value < 1, "in (0, 1)")
 

@@ -31,6 +31,7 @@ CHANGES: tuple[tuple[str, ...], ...] = (
     ("schedule=one_cycle", "warmup=0.1"),
     ("norm=pre",),
     ("dropout=0.3",),
+    ("refit=true",),
     ("pooling=mean", DROPOUT, JITTER),
     ("pooling=mean", "norm=pre"),
     ("pooling=mean", "schedule=one_cycle", "warmup=0.1"),
