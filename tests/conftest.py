@@ -1,5 +1,13 @@
-"""One thread: the tensors of the tests are small, and more threads would wait for each other."""
+"""One thread: the tensors of the tests are small, and more threads would wait for each other.
+
+Fused ops run in Triton's interpreter where there is no GPU; Triton asks when it is imported.
+"""
+
+import os
 
 import torch
 
 torch.set_num_threads(1)
+os.environ["PRIMAL_FUSED"] = "1"
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"

@@ -94,11 +94,18 @@ def foreign_imports(source: str, module: str, *, is_package: bool = False) -> li
     """Imports at import time of anything but the dependencies and the standard library."""
     tree = at_import_time(ast.parse(source))
     known = DEPENDENCIES | {PACKAGE} | set(sys.stdlib_module_names)
+    if is_fused(module):
+        known |= {"triton"}
     return [
         f"{module} imports {name}"
         for name in imports(tree, module, is_package=is_package)
         if name.split(".")[0] not in known
     ]
+
+
+def is_fused(module: str) -> bool:
+    """Whether a module holds fused ops, which others import when they first run on a GPU."""
+    return module.split(".")[-1].startswith("triton")
 
 
 ABSOLUTE_PATH = re.compile(r"(?<![\w:/.)\]}<*])/[A-Za-z_][\w.-]*/[\w.-]+|\b[A-Z]:\\\w+")
@@ -121,6 +128,15 @@ def test_imports_point_up(path):
 def test_only_the_dependencies_are_imported(path):
     is_package = path.name == "__init__.py"
     assert foreign_imports(path.read_text(), module_name(path), is_package=is_package) == []
+
+
+def test_fused_ops_are_imported_inside_functions_only(path):
+    if is_fused(module_name(path)):
+        return
+    tree = at_import_time(ast.parse(path.read_text()))
+    names = imports(tree, module_name(path), is_package=path.name == "__init__.py")
+    ours = [name.split(".") for name in names if name.startswith(PACKAGE)]
+    assert not [name for name in ours if any(each.startswith("triton") for each in name)]
 
 
 def test_every_part_has_a_place_in_the_order():
@@ -183,6 +199,8 @@ def test_foreign_imports_and_paths_are_seen():
     assert foreign_imports("try:\n    import matplotlib.pyplot as plt\nfinally:\n    pass", PACKAGE)
     assert foreign_imports("class A:\n    from sklearn import svm", PACKAGE)
     assert not foreign_imports("def f():\n    import scipy", PACKAGE)
+    assert foreign_imports("import triton", f"{PACKAGE}.ops.scan.chunked")
+    assert not foreign_imports("import triton", f"{PACKAGE}.ops.scan.triton")
     assert not foreign_imports("import torch.nn as nn\nfrom pathlib import Path", PACKAGE)
     for text in ('"/home/me/data"', "see /mnt/disk/x.csv", r"C:\data"):
         assert ABSOLUTE_PATH.search(text)

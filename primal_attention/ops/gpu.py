@@ -1,10 +1,13 @@
 """Where an op runs on a GPU: by its fused form, or in pieces where that does not take the inputs.
 
-The fused forms are written in Triton, which is imported when the first of them runs.
+The fused forms are written in Triton, which is imported when the first of them runs. They are
+checked in Triton's interpreter and are off until they have been checked on GPUs too: the environment
+variable ``PRIMAL_FUSED=1`` turns them on.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -15,21 +18,26 @@ import torch
 
 
 @cache
-def has_triton() -> bool:
-    """Whether fused ops can be built here."""
-    return find_spec("triton") is not None
+def uses_fused() -> bool:
+    """Whether fused ops are asked for and can be built here."""
+    return os.environ.get("PRIMAL_FUSED") == "1" and find_spec("triton") is not None
 
 
 def on_gpu(
-    op: torch.library.CustomOpDef, in_pieces: Callable[..., Any], module: str, function: str
+    op: Any,  # what torch.library.custom_op made
+    in_pieces: Callable[..., Any],
+    module: str,
+    function: str,
 ) -> None:
     """Register the function of a module of fused ops, whose ``takes`` says which tensors it can."""
 
     def run(first: torch.Tensor, *rest: Any) -> Any:
-        if not has_triton():
+        if not uses_fused():
             return in_pieces(first, *rest)
         fused = import_module(module)
-        chosen = getattr(fused, function) if fused.takes(first, *rest) else in_pieces
-        return chosen(first, *rest)
+        if not fused.takes(first, *rest):
+            return in_pieces(first, *rest)
+        with torch.cuda.device(first.device):
+            return getattr(fused, function)(first, *rest)
 
     op.register_kernel("cuda", run)

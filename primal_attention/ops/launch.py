@@ -7,7 +7,7 @@ the tokens are read once; else the sums of the segments come first.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,10 @@ SHORTEST = 4  # blocks of a segment, so that the first pass does not become most
 # divided by the number of tokens too; TensorFloat-32 has its digits and a wider range.
 PRECISION = {torch.bfloat16: "bf16", torch.float16: "tf32", torch.float32: "ieee"}
 
-# How many bfloat16 numbers hold the digits of one, as it comes and after arithmetic.
-PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
-PARTS_OF_GRADIENT = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 3}
+# How many bfloat16 numbers hold the digits of one, as it comes and after arithmetic; float32 is not
+# taken apart.
+PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
+PARTS_OF_GRADIENT = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 0}
 
 
 class Config(NamedTuple):
@@ -54,7 +55,7 @@ def _divided(number: int, by: int) -> int:
 
 def padded(width: int) -> int:
     """The width of a tile: a power of two that tensor cores take."""
-    return max(16, 1 << (width - 1).bit_length())
+    return max(16, 1 << (int(width) - 1).bit_length())
 
 
 def contiguous_rows(tensor: Tensor) -> Tensor:
@@ -65,3 +66,29 @@ def contiguous_rows(tensor: Tensor) -> Tensor:
 def mask_bytes(token_mask: Tensor | None) -> Tensor | None:
     """The mask as contiguous numbers."""
     return None if token_mask is None else token_mask.contiguous().view(torch.uint8)
+
+
+def compiled_for(width: int, config: Config) -> dict[str, Any]:
+    """What a fused op with one width of tiles is compiled for."""
+    return {
+        "C": width,
+        "WIDTH": padded(width),
+        "BLOCK": config.block,
+        "STAGES": config.num_stages,
+        "num_warps": config.num_warps,
+    }
+
+
+def float32(like: Tensor, *shape: int) -> Tensor:
+    """An unwritten tensor on the same device."""
+    return like.new_empty(shape, dtype=torch.float32)
+
+
+def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Small tensors as the fused ops read them."""
+    return [None if x is None else x.contiguous() for x in tensors]
+
+
+def empty_rows(tensor: Tensor) -> Tensor:
+    """An unwritten, contiguous tensor of the same shape and dtype."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)

@@ -1,9 +1,9 @@
 """What the fused ops do with a block of tokens: load rows, apply a fixed map, pull back gradients.
 
-All of these functions are called from Triton code; rows are [n, C] blocks of one head, padded to
-powers of two, zero outside the tensor.
+All of these functions are called from Triton code. Rows are the tokens of a block in one head;
+blocks and matrices are padded to powers of two, zero outside the tensor.
 
-Letters: N tokens, C head dim, P feature dim, n tokens of a block.
+Letters: B batch, N tokens, H heads, C head dim, P feature dim, n tokens of a block.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Six products of bfloat16 parts hold the digits of float32. The interpreter has plain products
+# only, and none of bfloat16: it takes the rounded operands in float32.
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+# Arguments whose values make no difference to the code, so that no length is compiled for.
+LENGTHS = ["N", "H", "splits", "tokens"]
 _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
 
 
@@ -30,90 +35,98 @@ def sequence_of(tensor, strides, b, h):
 
 
 @triton.jit
-def real_tokens(mask, b, stride, start, last, BLOCK_N: tl.constexpr):
-    """Which of the tokens from start on lie before last and are real, [n]."""
+def real_tokens(mask, b, N, start, last, BLOCK_N: tl.constexpr):
+    """Which of the n tokens from start on lie before last and are real."""
     n = start + tl.arange(0, BLOCK_N)
     real = n < last
     if mask is not None:
-        real = real & (tl.load(mask + b * stride + n, mask=real, other=0) != 0)
+        real = real & (tl.load(mask + b * N + n, mask=real, other=0) != 0)
     return real
 
 
 @triton.jit
-def _places(
-    tensor, start, stride_n, last, C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr
-):
-    n, c = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_C)
-    exists = (start + n < last)[:, None]
-    if C != BLOCK_C:
+def _row_places(
+    tensor, start, stride, tokens, column, C: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    n, c = tl.arange(0, tokens.shape[0]), column + tl.arange(0, BLOCK_C)
+    exists = tokens[:, None]
+    if C % BLOCK_C != 0:
         exists = exists & (c < C)[None, :]
-    first = tensor + start.to(tl.int64) * stride_n
-    return first + (n[:, None] * stride_n + c[None, :]), exists
+    first = tl.full([], 0, tl.int64) + start  # the number of the token times the stride may be long
+    return tensor + first * stride + (n[:, None] * stride + c[None, :]), exists
 
 
 @triton.jit
-def load_rows(
-    tensor, start, stride_n, last, C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr
-):
-    """The tokens from start to last, at most n of them, in the tensor's dtype."""
-    places, exists = _places(tensor, start, stride_n, last, C, BLOCK_N, BLOCK_C)
+def load_rows(tensor, start, stride, real, column, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Columns of the n tokens from start on; zero, and never read, where they are not real."""
+    places, exists = _row_places(tensor, start, stride, real, column, C, BLOCK_C)
     return tl.load(places, mask=exists, other=0.0)
 
 
 @triton.jit
-def store_rows(tensor, rows, start, stride_n, last, C: tl.constexpr):
-    """Write rows as the tokens from start to last."""
-    places, exists = _places(tensor, start, stride_n, last, C, rows.shape[0], rows.shape[1])
+def store_rows(
+    tensor, rows, start, stride, last, column, C: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """Write columns of the tokens from start to last."""
+    written = start + tl.arange(0, rows.shape[0]) < last
+    places, exists = _row_places(tensor, start, stride, written, column, C, BLOCK_C)
     tl.store(places, rows.to(tensor.dtype.element_ty), mask=exists)
 
 
 @triton.jit
 def _matrix_places(
-    tensor, R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
-):
-    r, c = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_C)
+    tensor, row, column,
+    R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    r, c = row + tl.arange(0, BLOCK_R), column + tl.arange(0, BLOCK_C)
     return tensor + (r[:, None] * C + c[None, :]), (r < R)[:, None] & (c < C)[None, :]
 
 
 @triton.jit
 def load_matrix(
-    tensor, R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
-):
-    """A contiguous matrix [R, C] in float32."""
-    places, exists = _matrix_places(tensor, R, C, BLOCK_R, BLOCK_C)
+    tensor, row, column,
+    R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A block of a contiguous matrix [R, C], in float32."""
+    places, exists = _matrix_places(tensor, row, column, R, C, BLOCK_R, BLOCK_C)
     return tl.load(places, mask=exists, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_matrix(tensor, matrix, R: tl.constexpr, C: tl.constexpr):
-    """Write a matrix as the contiguous [R, C]."""
-    places, exists = _matrix_places(tensor, R, C, matrix.shape[0], matrix.shape[1])
+def store_matrix(tensor, matrix, column, R: tl.constexpr, C: tl.constexpr):
+    """Write a block of columns of a contiguous matrix [R, C]."""
+    places, exists = _matrix_places(tensor, 0, column, R, C, matrix.shape[0], matrix.shape[1])
     tl.store(places, matrix.to(tensor.dtype.element_ty), mask=exists)
 
 
 @triton.jit
-def masked_rows(rows, real, mask):
-    """Zeros at the tokens that are not real; without a mask the load has seen to that."""
-    if mask is not None:
-        rows = tl.where(real[:, None], rows, 0.0)
-    return rows
+def inverse_norms(rows, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
+    """1 / |z| of each row and 0 where z = 0, for the cosine map; 1 for the other maps."""
+    inverse = tl.full([rows.shape[0]], 1.0, tl.float32)
+    if FEATURE_MAP == "cosine":
+        z = rows.to(tl.float32)
+        squared = tl.sum(z * z, 1)
+        zero = squared < _TINY
+        squared = tl.where(zero, 1.0, squared)
+        inverse = tl.rsqrt(squared)
+        if tl.float32 == DOT:  # the last digits, by a step of Newton's method
+            inverse += 0.5 * inverse * (1.0 - squared * inverse * inverse)
+        inverse = tl.where(zero, 0.0, inverse)
+    return inverse
 
 
 @triton.jit
-def features(rows, real, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
-    """phi of the rows as factor * base, and 1 / |z| for the cosine map.
+def features(rows, inverse, real, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
+    """Phi of the rows as factor * base, the base in the dtype of the products.
 
-    The base is in the dtype of the products: the rows themselves for the cosine map, so that they
-    go from memory into the products as they are. float16 takes phi, for its range is too short for
-    rows of any length. At tokens that are not real, rows are zero, and so is the base.
+    For the cosine map the base is the rows themselves, which thus go from memory into the products
+    as they are; but float16, whose range is too short for that, takes phi. Where tokens are not
+    real, rows are zero, and so is the base.
     """
-    z = rows.to(tl.float32)
     factor = tl.full([rows.shape[0]], 1.0, tl.float32)
-    inverse = factor
+    z = rows.to(tl.float32)
     if FEATURE_MAP == "cosine":
-        squared = tl.sum(z * z, 1)
-        inverse = _inverse_root(squared)
-        if DOT == tl.float16:
+        if tl.float16 == DOT:
             base = z * inverse[:, None]
         else:
             base, factor = rows, inverse
@@ -125,16 +138,7 @@ def features(rows, real, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
     else:
         tl.static_assert(FEATURE_MAP == "identity")
         base = rows
-    return base.to(DOT), factor, inverse
-
-
-@triton.jit
-def _inverse_root(squared):
-    """1 / sqrt(x), to the last digits by one step of Newton's method; 0 for x next to 0."""
-    x = tl.maximum(squared, _TINY, propagate_nan=tl.PropagateNan.ALL)
-    root = tl.rsqrt(x)
-    root += 0.5 * root * (1.0 - x * root * root)
-    return tl.where(squared < _TINY, 0.0, root)
+    return base.to(DOT), factor
 
 
 @triton.jit
@@ -144,15 +148,16 @@ def scaled(rows, factor):
 
 
 @triton.jit
-def pull_back(phi, inverse, d_phi, FEATURE_MAP: tl.constexpr):
-    """Gradient of z from that of its features; what the derivative needs is phi and 1 / |z|."""
+def pull_back(base, factor, inverse, d_phi, FEATURE_MAP: tl.constexpr):
+    """Gradient of z from that of its features phi = factor * base."""
+    base = base.to(tl.float32)
     if FEATURE_MAP == "cosine":
-        radial = tl.sum(phi * d_phi, 1)
-        dz = scaled(d_phi - scaled(phi, radial), inverse)
+        radial = factor * tl.sum(base * d_phi, 1)
+        dz = scaled(d_phi, inverse) - scaled(base, inverse * factor * radial)
     elif FEATURE_MAP == "elu":
-        dz = d_phi * tl.minimum(phi, 1.0)
+        dz = d_phi * tl.minimum(base, 1.0)
     elif FEATURE_MAP == "relu":
-        dz = tl.where(phi > 0, d_phi, 0.0)
+        dz = tl.where(base > 0, d_phi, 0.0)
     else:
         tl.static_assert(FEATURE_MAP == "identity")
         dz = d_phi
@@ -161,16 +166,32 @@ def pull_back(phi, inverse, d_phi, FEATURE_MAP: tl.constexpr):
 
 @triton.jit
 def product(x, y, total):
-    """total + x y: by tensor cores in the half precisions, in full float32 otherwise."""
-    return tl.dot(x, y, total, input_precision="ieee")
+    """The sum total + x y on the tensor cores, with float32 sums."""
+    if _INTERPRETED:
+        total = tl.dot(x.to(tl.float32), y.to(tl.float32), total, input_precision="ieee")
+    elif x.dtype == tl.float32:
+        total = tl.dot(x, y, total, input_precision="bf16x6")
+    else:
+        total = tl.dot(x, y, total)
+    return total
 
 
 @triton.jit
 def fitted(matrix, DOT: tl.constexpr):
-    """A float32 matrix in the dtype of the products, and the scale that float16 needs to hold it."""
+    """A matrix in the dtype of the products, and the scale that float16 needs to hold it."""
     scale = tl.full([], 1.0, tl.float32)
-    if DOT == tl.float16:
+    if tl.float16 == DOT:
         top = tl.max(tl.abs(matrix))
         scale = tl.where(top > 0, top, 1.0)
         matrix = matrix / scale
     return matrix.to(DOT), scale
+
+
+@triton.jit
+def scaled_product(x, y, scale, total):
+    """The sum total + x y scale, for a fitted matrix y."""
+    if y.dtype == tl.float16:
+        total += product(x, y, tl.zeros(total.shape, tl.float32)) * scale
+    else:
+        total = product(x, y, total)
+    return total

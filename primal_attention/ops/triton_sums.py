@@ -20,9 +20,8 @@ _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of fl
 
 
 @triton.jit
-def share_of_tokens(N, H, number, tokens):
-    """Sequence, head, first and last token of this program; neighbours read neighbouring heads."""
-    program = tl.program_id(0)
+def share_of_tokens(program, N, H, number, tokens):
+    """Sequence, head, first and last token of a program; neighbours read neighbouring heads."""
     first = (program // H % number) * tokens
     last = tl.minimum(first + tokens, N)
     return (program // H // number).to(tl.int64), (program % H).to(tl.int64), first, last
@@ -30,26 +29,22 @@ def share_of_tokens(N, H, number, tokens):
 
 @triton.jit
 def sequence_of(tensor, strides, b, h):
-    """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C], or None."""
-    if tensor is not None:
-        tensor += b * strides[0] + h * strides[2]
-    return tensor
+    """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C]."""
+    return tensor + b * strides[0] + h * strides[2]
 
 
 @triton.jit
-def row_of_tokens(tensor, stride, b):
-    """Pointer to the first token of sequence b of a tensor [B, N], or None."""
-    if tensor is not None:
-        tensor += b * stride
-    return tensor
+def existing(start, last, BLOCK: tl.constexpr):
+    """Which of the tokens from start on lie before last, [n]."""
+    return start + tl.arange(0, BLOCK) < last
 
 
 @triton.jit
-def real_tokens(mask, start, last, BLOCK: tl.constexpr):
-    """Which of the tokens from start on lie before last and are real, [n]."""
-    n = start + tl.arange(0, BLOCK)
-    real = n < last
+def real_tokens(mask, b, N, start, last, BLOCK: tl.constexpr):
+    """Which of the tokens from start on lie before last and are real, [n]; mask is [B, N]."""
+    real = existing(start, last, BLOCK)
     if mask is not None:
+        n = b * N + start + tl.arange(0, BLOCK)
         real = real & (tl.load(mask + n, mask=real, other=0) != 0)
     return real
 
@@ -83,14 +78,18 @@ def store_rows(tensor, rows, start, stride, keep):
 
 
 @triton.jit
-def _matrix_places(tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _matrix_places(
+    tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     r, c = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     places = tensor + tl.cast(number, tl.int64) * (R * C) + (r[:, None] * C + c[None, :])
     return places, (r < R)[:, None] & (c < C)[None, :]
 
 
 @triton.jit
-def load_matrix(tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def load_matrix(
+    tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """One of the contiguous matrices [., R, C] in float32; zeros where there are none."""
     matrix = tl.zeros([ROWS, COLUMNS], tl.float32)
     if tensor is not None:
@@ -115,11 +114,11 @@ def walk(first, last, step, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
 
 
 @triton.jit
-def counts_of(counts, stride, start, last, BLOCK: tl.constexpr):
-    """Real tokens up to each, at least one, as float32 [n]."""
+def shares(counts, strides, b, start, last, BLOCK: tl.constexpr):
+    """1 / t for the number t of real tokens up to each, float32 [n, 1]; counts is [B, N]."""
     n = start + tl.arange(0, BLOCK)
-    t = tl.load(counts + n * stride, mask=n < last, other=1)
-    return tl.maximum(t.to(tl.float32), 1.0)
+    t = tl.load(counts + b * strides[0] + n * strides[1], mask=n < last, other=1)
+    return (1.0 / tl.maximum(t.to(tl.float32), 1.0))[:, None]
 
 
 @triton.jit
@@ -140,7 +139,10 @@ def store_row(tensor, row, values, C: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def carried(sums, b, h, H, number, C: tl.constexpr, WIDTH: tl.constexpr, BACKWARD: tl.constexpr):
+def carried(
+    sums, program, b, h, H, number,
+    C: tl.constexpr, WIDTH: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
     """What the segments before this one add to the carry, or those after it, [WIDTH].
 
     sums is [B, number, H, C], or None where there is one segment.
@@ -148,7 +150,7 @@ def carried(sums, b, h, H, number, C: tl.constexpr, WIDTH: tl.constexpr, BACKWAR
     total = tl.zeros([WIDTH], tl.float32)
     if sums is not None:
         columns = tl.arange(0, WIDTH)
-        segment = tl.program_id(0) // H % number
+        segment = program // H % number
         first = segment + 1 if BACKWARD else 0
         last = number if BACKWARD else segment
         for start in range(first, last, 16):
@@ -163,29 +165,38 @@ def carried(sums, b, h, H, number, C: tl.constexpr, WIDTH: tl.constexpr, BACKWAR
 def sums_along(x, BACKWARD: tl.constexpr, PARTS: tl.constexpr):
     """Sums of the rows of x [n, C] up to each, or from each on, in float32.
 
-    A product with a triangle of ones, in bfloat16 parts of x that together hold its digits: one
-    part is exact for bfloat16, two for float16, three for float32.
+    For the half precisions a product with a triangle of ones, in bfloat16 parts of x that together
+    hold its digits. Tensor cores cut float32 sums off, so that float32 (no parts) is added up.
     """
-    n = tl.arange(0, x.shape[0])
-    taken = n[:, None] <= n[None, :] if BACKWARD else n[:, None] >= n[None, :]
-    triangle = tl.where(taken, 1.0, 0.0).to(tl.bfloat16)
-    part = x.to(tl.bfloat16)
-    total = product(triangle, part, tl.zeros(x.shape, tl.float32), "bf16")
-    rest = x.to(tl.float32)
-    for _ in tl.static_range(PARTS - 1):
-        rest -= part.to(tl.float32)
-        part = rest.to(tl.bfloat16)
-        total = product(triangle, part, total, "bf16")
-    return total
+    if PARTS == 0:
+        return tl.cumsum(x.to(tl.float32), 0, reverse=BACKWARD)
+    else:
+        n = tl.arange(0, x.shape[0])
+        taken = n[:, None] <= n[None, :] if BACKWARD else n[:, None] >= n[None, :]
+        triangle = tl.where(taken, 1.0, 0.0).to(tl.bfloat16)
+        part = x.to(tl.bfloat16)
+        total = product(triangle, part, tl.zeros(x.shape, tl.float32), "bf16")
+        rest = x.to(tl.float32)
+        for _ in tl.static_range(PARTS - 1):
+            rest -= part.to(tl.float32)
+            part = rest.to(tl.bfloat16)
+            total = product(triangle, part, total, "bf16")
+        return total
+
+
+@triton.jit
+def lowered(x, PRECISION: tl.constexpr):
+    """X as an operand of a product."""
+    if PRECISION == "bf16":
+        return x.to(tl.bfloat16)
+    else:
+        return x.to(tl.float32)
 
 
 @triton.jit
 def product(x, y, total, PRECISION: tl.constexpr):
-    """total + x y with float32 sums, by the arithmetic that launch.PRECISION names."""
-    if PRECISION == "bf16":
-        x, y = x.to(tl.bfloat16), y.to(tl.bfloat16)
-    else:
-        x, y = x.to(tl.float32), y.to(tl.float32)
+    """Total + x y with float32 sums, by the arithmetic that launch.PRECISION names."""
+    x, y = lowered(x, PRECISION), lowered(y, PRECISION)
     if _INTERPRETED:
         x, y = x.to(tl.float32), y.to(tl.float32)
     return tl.dot(x, y, total, input_precision="tf32" if PRECISION == "tf32" else "ieee")
@@ -193,7 +204,7 @@ def product(x, y, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def features(z, keep, FEATURE_MAP: tl.constexpr):
-    """phi of the rows z, zero where keep [n, P] is False, and 1 / |z| for the cosine map."""
+    """Phi of the rows z, zero where keep [n, P] is False, and 1 / |z| for the cosine map."""
     z = z.to(tl.float32)
     inverse = tl.zeros([z.shape[0]], tl.float32)
     if FEATURE_MAP == "cosine":
@@ -212,15 +223,18 @@ def features(z, keep, FEATURE_MAP: tl.constexpr):
 
 
 @triton.jit
-def pull_back(phi, inverse, d_phi, FEATURE_MAP: tl.constexpr):
-    """Gradient of z from that of its features; what the derivative needs is phi and 1 / |z|."""
+def pull_back(phi, inverse, d_phi, factor, FEATURE_MAP: tl.constexpr):
+    """Gradient of z from that of its features, times a factor [n, 1].
+
+    What the derivative needs of z is phi and 1 / |z|.
+    """
     if FEATURE_MAP == "cosine":
-        dz = (d_phi - phi * tl.sum(phi * d_phi, 1)[:, None]) * inverse[:, None]
+        dz = (d_phi - phi * tl.sum(phi * d_phi, 1)[:, None]) * (inverse[:, None] * factor)
     elif FEATURE_MAP == "elu":
-        dz = d_phi * tl.minimum(phi, 1.0)
+        dz = d_phi * tl.minimum(phi, 1.0) * factor
     elif FEATURE_MAP == "relu":
-        dz = tl.where(phi > 0, d_phi, 0.0)
+        dz = tl.where(phi > 0, d_phi, 0.0) * factor
     else:
         tl.static_assert(FEATURE_MAP == "identity")
-        dz = d_phi
+        dz = d_phi * factor
     return dz

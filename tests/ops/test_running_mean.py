@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from primal_attention.ops.running_mean import running_mean, token_counts
+from primal_attention.ops import chunks
+from primal_attention.ops.running_mean import reference, running_mean, token_counts
 
 from .formulas import (
     MASKS,
@@ -11,11 +12,18 @@ from .formulas import (
     N,
     assert_close,
     assert_identical,
+    assert_same,
     gradients,
     randn,
     real,
     stacked,
 )
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """23 tokens are a whole piece and a ragged one."""
+    monkeypatch.setattr(chunks, "_ELEMENTS", {"cpu": 1, "cuda": 1})
 
 
 def dense(z, mask, before, count_before):
@@ -87,3 +95,41 @@ def test_sums_of_half_precision_are_kept_in_float32(dtype):
     assert result.total.dtype == torch.float32
     assert result.total.item() == 5000
     assert (result.mean == 1).all()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_in_pieces_it_equals_the_reference(mask):
+    z, before = randn(B, N, H, C), randn(B, H, C, seed=1)
+    counts = token_counts(z, MASKS[mask], torch.tensor([4.0, 2.0]))
+
+    def of(op):
+        return lambda z, before: op(z, counts, token_mask=MASKS[mask], before=before)
+
+    assert_same(of(running_mean), of(reference.running_mean), [z, before])
+
+
+@pytest.mark.parametrize("mask", ["none", "empty"])
+def test_as_pytorch_sees_it(mask):
+    """Its registration, and gradients of gradients, which are the op itself."""
+    z, before = (randn(*shape).requires_grad_() for shape in ((B, N, H, 2), (B, H, 2)))
+    counts = token_counts(z, MASKS[mask], None)
+
+    def means(z, before):
+        return running_mean(z, counts, token_mask=MASKS[mask], before=before)
+
+    assert torch.autograd.gradcheck(means, [z, before], fast_mode=True)
+    assert torch.autograd.gradgradcheck(means, [z, before], fast_mode=True)
+    for name, arguments in (
+        ("running_mean_forward", (z, before, counts, MASKS[mask])),
+        ("running_mean_forward", (z.detach().mT.contiguous().mT, None, counts, MASKS[mask])),
+        ("running_mean_backward", (z, before, counts, MASKS[mask])),
+    ):
+        op = getattr(torch.ops.primal_attention, name).default
+        assert set(torch.library.opcheck(op, arguments).values()) == {"SUCCESS"}
+
+
+def test_the_given_sum_is_not_written_to():
+    z, before = randn(B, N, H, C), randn(B, H, C, seed=1)
+    given = before.clone()
+    running_mean(z, token_counts(z, None, None), before=before)
+    assert torch.equal(before, given)

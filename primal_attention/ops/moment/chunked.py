@@ -14,6 +14,7 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.chunks import head_first, mask_of, token_chunks, zeroed
+from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.moment import reference
 from primal_attention.precision import accumulation_dtype, exact
@@ -31,9 +32,11 @@ def moment(
     return result
 
 
-@torch.library.custom_op("primal_attention::moment_forward", mutates_args=())
 @exact
-def _forward(z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str) -> Tensor:
+def forward_in_pieces(
+    z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str
+) -> Tensor:
+    """The moment, [B, H, P, S]."""
     total = _empty_output(z, values).zero_()
     for piece in token_chunks(z):
         mask = mask_of(token_mask, piece)
@@ -47,11 +50,11 @@ def _empty_output(z: Tensor, values: Tensor, *options: Any) -> Tensor:
     return z.new_empty((B, H, P, values.shape[-1]), dtype=accumulation_dtype(z.dtype))
 
 
-@torch.library.custom_op("primal_attention::moment_backward", mutates_args=())
 @exact
-def _backward(
+def backward_in_pieces(
     z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str, d_moment: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """Gradients of z and of the values."""
     dz, d_values = _empty_gradients(z, values)
     function = FIXED_MAPS[feature_map]
     for piece in token_chunks(z):
@@ -84,6 +87,14 @@ def _gradients(ctx: Any, d_moment: Tensor) -> tuple[Tensor | None, ...]:
     return (*_backward(z, values, token_mask, ctx.feature_map, d_moment), None, None)
 
 
-torch.library.register_fake("primal_attention::moment_forward", _empty_output)
-torch.library.register_fake("primal_attention::moment_backward", _empty_gradients)
-torch.library.register_autograd("primal_attention::moment_forward", _gradients, setup_context=_save)
+_forward = torch.library.custom_op(
+    "primal_attention::moment_forward", forward_in_pieces, mutates_args=()
+)
+_backward = torch.library.custom_op(
+    "primal_attention::moment_backward", backward_in_pieces, mutates_args=()
+)
+_forward.register_fake(_empty_output)
+_backward.register_fake(_empty_gradients)
+_forward.register_autograd(_gradients, setup_context=_save)
+on_gpu(_forward, forward_in_pieces, "primal_attention.ops.moment.triton", "forward")
+on_gpu(_backward, backward_in_pieces, "primal_attention.ops.moment.triton", "backward")

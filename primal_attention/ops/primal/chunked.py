@@ -19,6 +19,7 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.chunks import head_first, mask_of, token_chunks, zeroed
+from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.primal.reference import PrimalResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -61,9 +62,8 @@ class _Side(NamedTuple):
     feature_map: str
 
 
-@torch.library.custom_op("primal_attention::primal_forward", mutates_args=())
 @exact
-def _forward(
+def forward_in_pieces(
     q: Tensor,
     k: Tensor | None,
     a_e: Tensor | None,
@@ -75,6 +75,7 @@ def _forward(
     gram_q: bool,
     gram_k: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs and Gram matrices; empty where they are not wanted."""
     out, *grams = _empty_outputs(q, k, a_e, a_r, bias, token_mask, map_q, map_k, gram_q, gram_k)
     for gram_z in grams:
         gram_z.zero_()
@@ -107,9 +108,8 @@ def _empty_outputs(
     return out, grams[0], grams[1]
 
 
-@torch.library.custom_op("primal_attention::primal_backward", mutates_args=())
 @exact
-def _backward(
+def backward_in_pieces(
     q: Tensor,
     k: Tensor | None,
     a_e: Tensor | None,
@@ -124,6 +124,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, a_e, a_r and bias; empty where there is no such input."""
     dq, dk, da_e, da_r, d_bias = (grad.zero_() for grad in _empty_gradients(q, k, a_e, a_r, bias))
+    bias_sum = accumulate(d_bias)
     sides = (
         (_Side(q, a_e, map_q), d_gram_q, dq, da_e),
         (_Side(k, a_r, map_k), d_gram_k, dk, da_r),
@@ -132,12 +133,12 @@ def _backward(
         mask = mask_of(token_mask, piece)
         d_piece = None if d_out is None else zeroed(head_first(d_out, piece), mask)
         if bias is not None and d_piece is not None:
-            d_bias += d_piece.sum((0, 1, 2))
+            bias_sum += d_piece.sum((0, 1, 2))
         for side, d_gram, dz, da in sides:
             if side.z is not None:
                 d_side = _side_backward(side, piece, mask, d_piece, d_gram, da)
                 dz[:, piece] = d_side.transpose(1, 2)
-    return dq, dk, da_e, da_r, d_bias
+    return dq, dk, da_e, da_r, d_bias.copy_(bias_sum)
 
 
 def _side_backward(
@@ -221,6 +222,14 @@ def _whole(
     return out.to(q.dtype), grams[0], grams[1]
 
 
-torch.library.register_fake("primal_attention::primal_forward", _empty_outputs)
-torch.library.register_fake("primal_attention::primal_backward", _empty_gradients)
-torch.library.register_autograd("primal_attention::primal_forward", _gradients, setup_context=_save)
+_forward = torch.library.custom_op(
+    "primal_attention::primal_forward", forward_in_pieces, mutates_args=()
+)
+_backward = torch.library.custom_op(
+    "primal_attention::primal_backward", backward_in_pieces, mutates_args=()
+)
+_forward.register_fake(_empty_outputs)
+_backward.register_fake(_empty_gradients)
+_forward.register_autograd(_gradients, setup_context=_save)
+on_gpu(_forward, forward_in_pieces, "primal_attention.ops.primal.triton", "forward")
+on_gpu(_backward, backward_in_pieces, "primal_attention.ops.primal.triton", "backward")

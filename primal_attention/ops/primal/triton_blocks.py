@@ -1,7 +1,7 @@
-"""The fused passes of Primal-Attention over the blocks of one sequence and head, for narrow heads.
+"""The fused passes of Primal-Attention over the blocks of one sequence and head.
 
-All matrices of a head fit one program: A_e and A_r, and the sums that grow along the tokens. These
-are written for each program apart and added up afterwards, in the same order every time.
+The sums that grow along the tokens are written for each program apart and added up afterwards, in
+the same order every time.
 
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, n tokens of a block.
 """
@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 
 from primal_attention.ops.triton_maps import (
+    LENGTHS,
     features,
     fitted,
+    inverse_norms,
     load_matrix,
     load_rows,
-    masked_rows,
     product,
     pull_back,
     real_tokens,
@@ -28,120 +29,135 @@ from primal_attention.ops.triton_maps import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def forward_blocks(
     q, k, a_e, a_r, bias, mask, out, gram_q, gram_k,
-    q_strides, k_strides, out_strides, a_stride, mask_stride, N, H, splits, tokens,
+    q_strides, k_strides, out_strides, a_e_stride, a_r_stride,
+    N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """out = phi_q A_e + phi_k A_r + bias, and the sums of phi_q phi_q^T and phi_k phi_k^T."""
+    """Out = phi_q A_e + phi_k A_r + bias and the sums of phi phi^T, one tile of their columns."""
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
+    column = tl.program_id(1) * TILE
     q = sequence_of(q, q_strides, b, h)
     k = sequence_of(k, k_strides, b, h) if k is not None else None
     out = sequence_of(out, out_strides, b, h) if out is not None else None
-    matrix = b * a_stride + h * (P * C)
-    proj_e, scale_e = _projection(a_e, matrix, P, C, BLOCK_P, BLOCK_C, DOT)
-    proj_r, scale_r = _projection(a_r, matrix, P, C, BLOCK_P, BLOCK_C, DOT)
-    shift = tl.zeros([BLOCK_C], tl.float32)
+    head = h * (P * C)
+    proj_e, scale_e = _projection(a_e, b * a_e_stride + head, column, P, C, BLOCK_P, TILE, DOT)
+    proj_r, scale_r = _projection(a_r, b * a_r_stride + head, column, P, C, BLOCK_P, TILE, DOT)
+    shift = tl.zeros([TILE], tl.float32)
     if bias is not None:
-        c = tl.arange(0, BLOCK_C)
+        c = column + tl.arange(0, TILE)
         shift = tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)
-    zero = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
-    sum_q = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
-    sum_k = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
-    real = real_tokens(mask, b, mask_stride, first, last, BLOCK_N)
+    sum_q = tl.zeros([BLOCK_P, TILE], tl.float32)
+    sum_k = tl.zeros([BLOCK_P, TILE], tl.float32)
     for start in range(first, last, BLOCK_N):
-        next_real = real_tokens(mask, b, mask_stride, start + BLOCK_N, last, BLOCK_N)
-        total = zero
-        rows = masked_rows(load_rows(q, start, q_strides[1], last, P, BLOCK_N, BLOCK_P), real, mask)
-        base, factor, _ = features(rows, real, MAP_Q, DOT)
-        if gram_q is not None:
-            sum_q = product(tl.trans(base), scaled(base, factor * factor).to(DOT), sum_q)
-        if a_e is not None:
-            total += scaled(product(base, proj_e, zero), factor * scale_e)
+        real = real_tokens(mask, b, N, start, last, BLOCK_N)
+        total = tl.zeros([BLOCK_N, TILE], tl.float32) + shift[None, :]
+        total, sum_q = _side_forward(
+            q, start, q_strides[1], real, column, proj_e, scale_e, total, sum_q,
+            a_e is not None, gram_q is not None, P, BLOCK_P, TILE, MAP_Q, DOT,
+        )  # fmt: skip
         if k is not None:
-            rows = load_rows(k, start, k_strides[1], last, P, BLOCK_N, BLOCK_P)
-            base, factor, _ = features(masked_rows(rows, real, mask), real, MAP_K, DOT)
-            if gram_k is not None:
-                sum_k = product(tl.trans(base), scaled(base, factor * factor).to(DOT), sum_k)
-            if a_r is not None:
-                total += scaled(product(base, proj_r, zero), factor * scale_r)
+            total, sum_k = _side_forward(
+                k, start, k_strides[1], real, column, proj_r, scale_r, total, sum_k,
+                a_r is not None, gram_k is not None, P, BLOCK_P, TILE, MAP_K, DOT,
+            )  # fmt: skip
         if out is not None:
-            total = tl.where(real[:, None], total + shift[None, :], 0.0)
-            store_rows(out, total, start, out_strides[1], last, C)
-        real = next_real
+            if mask is not None:
+                total = tl.where(real[:, None], total, 0.0)
+            store_rows(out, total, start, out_strides[1], last, column, C, TILE)
     program = tl.program_id(0).to(tl.int64)
     if gram_q is not None:
-        store_matrix(gram_q + program * (P * P), sum_q, P, P)
+        store_matrix(gram_q + program * (P * P), sum_q, column, P, P)
     if gram_k is not None:
-        store_matrix(gram_k + program * (P * P), sum_k, P, P)
+        store_matrix(gram_k + program * (P * P), sum_k, column, P, P)
+
+
+@triton.jit
+def _side_forward(
+    z, start, stride, real, column, proj, scale, total, sum_gram,
+    HAS_A: tl.constexpr, HAS_GRAM: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
+    TILE: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """The output and the sum of phi phi^T, with the part of one block of queries or keys added."""
+    if HAS_A or HAS_GRAM:
+        rows = load_rows(z, start, stride, real, 0, P, BLOCK_P)
+        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
+        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+        if HAS_GRAM:
+            tile = base
+            if TILE != BLOCK_P:
+                rows = load_rows(z, start, stride, real, column, P, TILE)
+                tile, _ = features(rows, inverse, real, FEATURE_MAP, DOT)
+            tile = scaled(tile, factor * factor).to(DOT)
+            sum_gram = product(tl.trans(base), tile, sum_gram)
+        if HAS_A:
+            part = product(base, proj, tl.zeros(total.shape, tl.float32))
+            total += scaled(part, factor * scale)
+    return total, sum_gram
 
 
 @triton.jit
 def _projection(
-    a, offset,
-    P: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, DOT: tl.constexpr,
+    a, offset, column,
+    P: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """A of this head, fitted, and its scale; zero where there is none."""
-    matrix = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    """A tile of A of this head, fitted, and its scale; zero where there is none."""
+    matrix = tl.zeros([BLOCK_P, TILE], tl.float32)
     if a is not None:
-        matrix = load_matrix(a + offset, P, C, BLOCK_P, BLOCK_C)
+        matrix = load_matrix(a + offset, 0, column, P, C, BLOCK_P, TILE)
     return fitted(matrix, DOT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_blocks(
     q, k, a_e, a_r, mask, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias,
-    q_strides, k_strides, d_out_strides, dq_strides, dk_strides, a_stride, mask_stride,
+    q_strides, k_strides, d_out_strides, dq_strides, dk_strides, a_e_stride, a_r_stride,
     N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out."""
+    """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out."""
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
     q, dq = sequence_of(q, q_strides, b, h), sequence_of(dq, dq_strides, b, h)
     k = sequence_of(k, k_strides, b, h) if k is not None else None
     dk = sequence_of(dk, dk_strides, b, h) if k is not None else None
     d_out = sequence_of(d_out, d_out_strides, b, h) if d_out is not None else None
-    matrix = b * a_stride + h * (P * C)
-    proj_e, scale_e = _projection(a_e, matrix, P, C, BLOCK_P, BLOCK_C, DOT)
-    proj_r, scale_r = _projection(a_r, matrix, P, C, BLOCK_P, BLOCK_C, DOT)
+    head = h * (P * C)
+    proj_e, scale_e = _projection(a_e, b * a_e_stride + head, 0, P, C, BLOCK_P, BLOCK_C, DOT)
+    proj_r, scale_r = _projection(a_r, b * a_r_stride + head, 0, P, C, BLOCK_P, BLOCK_C, DOT)
     gram = (b * H + h) * (P * P)
     both_q, scale_q = _both_ways(d_gram_q, gram, P, BLOCK_P, DOT)
     both_k, scale_k = _both_ways(d_gram_k, gram, P, BLOCK_P, DOT)
-    sum_e = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
-    sum_r = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    sum_e = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
+    sum_r = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
     sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
-    real = real_tokens(mask, b, mask_stride, first, last, BLOCK_N)
     for start in range(first, last, BLOCK_N):
-        next_real = real_tokens(mask, b, mask_stride, start + BLOCK_N, last, BLOCK_N)
+        real = real_tokens(mask, b, N, start, last, BLOCK_N)
         d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
         if d_out is not None:
-            d_rows = load_rows(d_out, start, d_out_strides[1], last, C, BLOCK_N, BLOCK_C)
-            d_rows = masked_rows(d_rows, real, mask).to(DOT)
+            d_rows = load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
             if d_bias is not None:
-                sums = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
-                sum_bias += tl.sum(sums, 0)
-        rows = masked_rows(load_rows(q, start, q_strides[1], last, P, BLOCK_N, BLOCK_P), real, mask)
-        dz, sum_e = _side(
-            rows, real, d_rows, proj_e, scale_e, both_q, scale_q, sum_e,
-            da_e is not None, d_gram_q is not None, MAP_Q, DOT,
+                groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
+                sum_bias += tl.sum(groups, 0)
+        dz, sum_e = _side_backward(
+            q, start, q_strides[1], real, d_rows, proj_e, scale_e, both_q, scale_q, sum_e,
+            da_e is not None, d_gram_q is not None, P, BLOCK_P, MAP_Q, DOT,
         )  # fmt: skip
-        store_rows(dq, dz, start, dq_strides[1], last, P)
+        store_rows(dq, dz, start, dq_strides[1], last, 0, P, BLOCK_P)
         if k is not None:
-            rows = load_rows(k, start, k_strides[1], last, P, BLOCK_N, BLOCK_P)
-            dz, sum_r = _side(
-                masked_rows(rows, real, mask), real, d_rows, proj_r, scale_r, both_k, scale_k, sum_r,
-                da_r is not None, d_gram_k is not None, MAP_K, DOT,
+            dz, sum_r = _side_backward(
+                k, start, k_strides[1], real, d_rows, proj_r, scale_r, both_k, scale_k, sum_r,
+                da_r is not None, d_gram_k is not None, P, BLOCK_P, MAP_K, DOT,
             )  # fmt: skip
-            store_rows(dk, dz, start, dk_strides[1], last, P)
-        real = next_real
+            store_rows(dk, dz, start, dk_strides[1], last, 0, P, BLOCK_P)
     program = tl.program_id(0).to(tl.int64)
     if da_e is not None:
-        store_matrix(da_e + program * (P * C), sum_e, P, C)
+        store_matrix(da_e + program * (P * C), tl.trans(sum_e), 0, P, C)
     if da_r is not None:
-        store_matrix(da_r + program * (P * C), sum_r, P, C)
+        store_matrix(da_r + program * (P * C), tl.trans(sum_r), 0, P, C)
     if d_bias is not None:
         c = tl.arange(0, BLOCK_C)
         tl.store(d_bias + program * C + c, tl.sum(sum_bias, 0), mask=c < C)
@@ -149,25 +165,29 @@ def backward_blocks(
 
 @triton.jit
 def _both_ways(d_gram, offset, P: tl.constexpr, BLOCK_P: tl.constexpr, DOT: tl.constexpr):
-    """dG + dG^T of this head, fitted, and its scale; zero where there is none."""
+    """DG + dG^T of this head, fitted, and its scale; zero where there is none."""
     matrix = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
     if d_gram is not None:
-        matrix = load_matrix(d_gram + offset, P, P, BLOCK_P, BLOCK_P)
+        matrix = load_matrix(d_gram + offset, 0, 0, P, P, BLOCK_P, BLOCK_P)
         matrix += tl.trans(matrix)
     return fitted(matrix, DOT)
 
 
 @triton.jit
-def _side(
-    rows, real, d_rows, proj, scale, both, scale_both, sum_a,
-    HAS_A: tl.constexpr, HAS_GRAM: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+def _side_backward(
+    z, start, stride, real, d_rows, proj, scale, both, scale_both, sum_a,
+    HAS_A: tl.constexpr, HAS_GRAM: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one block of queries or keys, and the sum of phi d_out^T grown by this block."""
-    base, factor, inverse = features(rows, real, FEATURE_MAP, DOT)
+    """Gradient of one block of queries or keys, and the sum of d_out phi^T grown by this block."""
+    rows = load_rows(z, start, stride, real, 0, P, BLOCK_P)
+    inverse = inverse_norms(rows, FEATURE_MAP, DOT)
+    base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
     d_phi = tl.zeros(rows.shape, tl.float32)
     if HAS_A:
-        sum_a = product(tl.trans(base), scaled(d_rows, factor).to(DOT), sum_a)
-        d_phi = product(d_rows, tl.trans(proj), d_phi) * scale
+        sum_a = product(tl.trans(d_rows), scaled(base, factor).to(DOT), sum_a)
     if HAS_GRAM:
-        d_phi += scaled(product(base, both, tl.zeros(rows.shape, tl.float32)), factor * scale_both)
-    return pull_back(scaled(base, factor), inverse, d_phi, FEATURE_MAP), sum_a
+        d_phi = scaled(product(base, both, d_phi), factor * (scale_both / scale))
+    if HAS_A:
+        d_phi = product(d_rows, tl.trans(proj), d_phi)
+    return pull_back(base, factor, inverse, d_phi * scale, FEATURE_MAP), sum_a

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from primal_attention.ops.chunks import masked, token_chunks
 from primal_attention.ops.gpu import on_gpu
+from primal_attention.ops.launch import empty_rows
 from primal_attention.ops.running_mean.reference import RunningMean
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
@@ -71,7 +72,7 @@ def backward_in_pieces(
 
 def _empty_outputs(z: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     B, _, H, C = z.shape
-    return torch.empty_like(z), z.new_empty((B, H, C), dtype=accumulation_dtype(z.dtype))
+    return empty_rows(z), z.new_empty((B, H, C), dtype=accumulation_dtype(z.dtype))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

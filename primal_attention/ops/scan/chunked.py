@@ -16,7 +16,9 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.chunks import head_first, mask_of, slices, zeroed
+from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.launch import empty_rows
 from primal_attention.ops.scan import reference
 from primal_attention.ops.scan.reference import ScanResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -67,9 +69,8 @@ class _Pieces:
         return zeroed(head_first(self.values, piece), self.mask(piece))
 
 
-@torch.library.custom_op("primal_attention::scan_forward", mutates_args=())
 @exact
-def _forward(
+def forward_in_pieces(
     q: Tensor,
     k: Tensor,
     values: Tensor,
@@ -79,6 +80,7 @@ def _forward(
     map_q: str,
     map_k: str,
 ) -> tuple[Tensor, Tensor]:
+    """What each token reads, and the state after the last one."""
     pieces = _Pieces((q, k, values, value_map), token_mask, (map_q, map_k))
     out, prefix = _empty_outputs(q, k, values, value_map)
     prefix.zero_() if state is None else prefix.copy_(state)
@@ -99,9 +101,8 @@ def _empty_outputs(
     return q.new_empty((B, N, H, V), dtype=dtype), q.new_empty((B, H, P, V), dtype=dtype)
 
 
-@torch.library.custom_op("primal_attention::scan_backward", mutates_args=())
 @exact
-def _backward(
+def backward_in_pieces(
     q: Tensor,
     k: Tensor,
     values: Tensor,
@@ -113,6 +114,7 @@ def _backward(
     d_out: Tensor,
     d_state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, values, value_map and state; empty where there is no value map."""
     pieces = _Pieces((q, k, values, value_map), token_mask, (map_q, map_k))
     dq, dk, d_values, d_map, prefix = _empty_gradients(q, k, values, value_map)
     prefix.zero_() if state is None else prefix.copy_(state)
@@ -144,8 +146,8 @@ def _empty_gradients(
     q: Tensor, k: Tensor, values: Tensor, value_map: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     _, state = _empty_outputs(q, k, values, value_map)
-    dq, dk, d_values = (torch.empty_like(x) for x in (q, k, values))
-    d_map = q.new_empty(0) if value_map is None else torch.empty_like(value_map)
+    dq, dk, d_values = (empty_rows(x) for x in (q, k, values))
+    d_map = q.new_empty(0) if value_map is None else empty_rows(value_map)
     return dq, dk, d_values, d_map, state
 
 
@@ -168,6 +170,14 @@ def _gradients(ctx: Any, d_out: Tensor, d_state: Tensor) -> tuple[Tensor | None,
     return (*grads, None, None, None)
 
 
-torch.library.register_fake("primal_attention::scan_forward", _empty_outputs)
-torch.library.register_fake("primal_attention::scan_backward", _empty_gradients)
-torch.library.register_autograd("primal_attention::scan_forward", _gradients, setup_context=_save)
+_forward = torch.library.custom_op(
+    "primal_attention::scan_forward", forward_in_pieces, mutates_args=()
+)
+_backward = torch.library.custom_op(
+    "primal_attention::scan_backward", backward_in_pieces, mutates_args=()
+)
+_forward.register_fake(_empty_outputs)
+_backward.register_fake(_empty_gradients)
+_forward.register_autograd(_gradients, setup_context=_save)
+on_gpu(_forward, forward_in_pieces, "primal_attention.ops.scan.triton", "forward")
+on_gpu(_backward, backward_in_pieces, "primal_attention.ops.scan.triton", "backward")

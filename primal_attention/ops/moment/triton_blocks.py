@@ -1,0 +1,102 @@
+"""The fused passes of the moment over the blocks of one sequence and head, forward and backward.
+
+Neither needs all matrices of a head at once, so they serve heads of any width.
+
+Letters: B batch, N tokens, H heads, P feature dim, S values, n tokens of a block.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from primal_attention.ops.triton_maps import (
+    LENGTHS,
+    features,
+    fitted,
+    inverse_norms,
+    load_matrix,
+    load_rows,
+    product,
+    pull_back,
+    real_tokens,
+    scaled,
+    scaled_product,
+    sequence_of,
+    share_of_tokens,
+    store_matrix,
+    store_rows,
+)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def moment_blocks(
+    z, values, mask, moment, z_strides, value_strides, N, H, splits, tokens,
+    P: tl.constexpr, S: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The sum of phi h^T over the tokens of this program, one tile of its columns."""
+    b, h, first, last = share_of_tokens(N, H, splits, tokens)
+    column = tl.program_id(1) * TILE
+    z, values = sequence_of(z, z_strides, b, h), sequence_of(values, value_strides, b, h)
+    total = tl.zeros([BLOCK_P, TILE], tl.float32)
+    for start in range(first, last, BLOCK_N):
+        real = real_tokens(mask, b, N, start, last, BLOCK_N)
+        rows = load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
+        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
+        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+        row_values = load_rows(values, start, value_strides[1], real, column, S, TILE)
+        total = product(tl.trans(base), scaled(row_values, factor).to(DOT), total)
+    program = tl.program_id(0).to(tl.int64)
+    store_matrix(moment + program * (P * S), total, column, P, S)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def pull_back_blocks(
+    z, values, matrix, d_gram, mask, dz, d_values,
+    z_strides, value_strides, dz_strides, d_value_strides, matrix_stride, N, H, splits, tokens,
+    P: tl.constexpr, S: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M."""
+    b, h, first, last = share_of_tokens(N, H, splits, tokens)
+    z, dz = sequence_of(z, z_strides, b, h), sequence_of(dz, dz_strides, b, h)
+    if values is not None:
+        values = sequence_of(values, value_strides, b, h)
+        matrix += b * matrix_stride + h * (P * S)
+    d_values = sequence_of(d_values, d_value_strides, b, h) if d_values is not None else None
+    d_gram = d_gram + (b * H + h) * (P * P) if d_gram is not None else None
+    for start in range(first, last, BLOCK_N):
+        real = real_tokens(mask, b, N, start, last, BLOCK_N)
+        rows = load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
+        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
+        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+        d_phi = tl.zeros([BLOCK_N, BLOCK_P], tl.float32)
+        if d_gram is not None:
+            for row in range(0, P, TILE):
+                part, scale = fitted(_both_ways(d_gram, row, P, BLOCK_P, TILE), DOT)
+                if TILE == BLOCK_P:
+                    d_phi = scaled_product(base, part, scale, d_phi)
+                else:
+                    columns = load_rows(z, start, z_strides[1], real, row, P, TILE)
+                    tile, _ = features(columns, inverse, real, FEATURE_MAP, DOT)
+                    d_phi = scaled_product(tile, part, scale, d_phi)
+            d_phi = scaled(d_phi, factor)
+        if values is not None:
+            for column in range(0, S, TILE):
+                row_values = load_rows(values, start, value_strides[1], real, column, S, TILE)
+                part, scale = fitted(load_matrix(matrix, 0, column, P, S, BLOCK_P, TILE), DOT)
+                d_phi = scaled_product(row_values.to(DOT), tl.trans(part), scale, d_phi)
+                if d_values is not None:
+                    dh = product(base, part, tl.zeros([BLOCK_N, TILE], tl.float32))
+                    dh = scaled(dh, factor * scale)
+                    store_rows(d_values, dh, start, d_value_strides[1], last, column, S, TILE)
+        d_z = pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
+        store_rows(dz, d_z, start, dz_strides[1], last, 0, P, BLOCK_P)
+
+
+@triton.jit
+def _both_ways(d_gram, row, P: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr):
+    """Rows of dG + dG^T."""
+    down = load_matrix(d_gram, 0, row, P, P, BLOCK_P, TILE)
+    return load_matrix(d_gram, row, 0, P, P, TILE, BLOCK_P) + tl.trans(down)

@@ -1,0 +1,215 @@
+"""Primal-Attention as fused ops: queries and keys are read once, outputs written once.
+
+Letters: B batch, N tokens, H heads, C head dim, P feature dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primal_attention.ops.launch import mask_bytes, padded
+from primal_attention.ops.moment.triton import add_moments, pull_back
+from primal_attention.ops.primal.triton_blocks import backward_blocks, forward_blocks
+from primal_attention.ops.triton_launch import (
+    DOTS,
+    Config,
+    batch_stride,
+    contiguous,
+    device_of,
+    readable,
+    shares_of,
+    strides,
+    summed,
+    writable,
+)
+
+# By the larger padded dim of a head.
+_HALF = {
+    16: Config(block=128, tile=16, num_warps=4, num_stages=3),
+    32: Config(block=64, tile=32, num_warps=4, num_stages=3),
+    64: Config(block=64, tile=64, num_warps=4, num_stages=3),
+    128: Config(block=64, tile=64, num_warps=8, num_stages=2),
+    256: Config(block=32, tile=32, num_warps=8, num_stages=2),
+}
+FORWARD = {
+    torch.bfloat16: _HALF,
+    torch.float16: _HALF,
+    torch.float32: {
+        16: Config(block=64, tile=16, num_warps=4, num_stages=2),
+        32: Config(block=32, tile=32, num_warps=4, num_stages=2),
+        64: Config(block=32, tile=32, num_warps=4, num_stages=2),
+        128: Config(block=16, tile=32, num_warps=8, num_stages=1),
+        256: Config(block=16, tile=16, num_warps=8, num_stages=1),
+    },
+}
+# Where all gradients fit one pass; wider heads take a pass for each.
+BACKWARD = {
+    torch.bfloat16: {
+        16: Config(block=128, tile=16, num_warps=4, num_stages=3),
+        32: Config(block=64, tile=32, num_warps=4, num_stages=3),
+        64: Config(block=64, tile=64, num_warps=4, num_stages=2),
+    },
+    torch.float16: {
+        16: Config(block=128, tile=16, num_warps=4, num_stages=3),
+        32: Config(block=64, tile=32, num_warps=4, num_stages=3),
+        64: Config(block=64, tile=64, num_warps=8, num_stages=2),
+    },
+    torch.float32: {
+        16: Config(block=32, tile=16, num_warps=4, num_stages=2),
+        32: Config(block=32, tile=32, num_warps=4, num_stages=2),
+    },
+}
+
+
+def takes(
+    q: Tensor, k: Tensor | None, a_e: Tensor | None, a_r: Tensor | None, *options: Any
+) -> bool:
+    """Whether the fused ops are made for these dtypes and sizes."""
+    same = k is None or (k.dtype == q.dtype and k.shape == q.shape)
+    return q.dtype in DOTS and same and _width(q, a_e, a_r) <= 256 and q.numel() > 0
+
+
+def _width(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> int:
+    return padded(max(q.shape[-1], _columns(a_e, a_r)))
+
+
+def _columns(a_e: Tensor | None, a_r: Tensor | None) -> int:
+    return max(0 if a is None else a.shape[-1] for a in (a_e, a_r))
+
+
+def forward(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    gram_q: bool,
+    gram_k: bool,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs and Gram matrices; empty where they are not wanted."""
+    config = config or FORWARD[q.dtype][_width(q, a_e, a_r)]
+    (B, N, H, P), C = q.shape, _columns(a_e, a_r)
+    out = q.new_empty((B, N, H, C) if C else (0,))
+    g_q, g_k = (
+        q.new_empty((B, H, P, P) if g else (0,), dtype=torch.float32) for g in (gram_q, gram_k)
+    )
+    written = out if C else None
+    z_q, z_k = readable(q), None if k is None else readable(k)
+    a_e, a_r, bias = contiguous(a_e, a_r, bias)
+    shares, tile = shares_of(q, config), min(config.tile, padded(max(P, C)))
+    with (
+        summed(g_q if gram_q else None, q, shares) as sums_q,
+        summed(g_k if gram_k else None, q, shares) as sums_k,
+        device_of(q),
+    ):
+        forward_blocks[(shares.programs, -(-max(P, C) // tile))](
+            z_q, z_k, a_e, a_r, bias, mask_bytes(token_mask), written, sums_q, sums_k,
+            strides(z_q), strides(z_k), strides(written), batch_stride(a_e), batch_stride(a_r),
+            N, H, shares.splits, shares.tokens, P, C, map_q, map_k, DOTS[q.dtype],
+            config.block, padded(P), tile, **config.launch,
+        )  # fmt: skip
+    return out, g_q, g_k
+
+
+def backward(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    d_out: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, a_e, a_r and bias; empty where there is no such input."""
+    grads = [None if x is None else torch.empty_like(x) for x in (q, k, a_e, a_r, bias)]
+    if d_out is None:
+        for grad in grads[2:]:
+            if grad is not None:
+                grad.zero_()
+    config = config or BACKWARD[q.dtype].get(_width(q, a_e, a_r))
+    inputs = q, k, a_e, a_r, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k
+    if config is not None:
+        _fused_backward(*inputs, grads, config)
+    else:
+        _backward_by_side(*inputs, grads)
+    dq, dk, da_e, da_r, d_bias = (q.new_empty(0) if grad is None else grad for grad in grads)
+    return dq, dk, da_e, da_r, d_bias
+
+
+def _fused_backward(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    d_out: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+    grads: list[Tensor | None],
+    config: Config,
+) -> None:
+    """All gradients in one pass."""
+    dq, dk, da_e, da_r, d_bias = grads if d_out is not None else [*grads[:2], None, None, None]
+    z_q, z_k, d_rows = (None if x is None else readable(x) for x in (q, k, d_out))
+    a_e, a_r, d_gram_q, d_gram_k = contiguous(a_e, a_r, d_gram_q, d_gram_k)
+    (_, N, H, P), C = q.shape, _columns(a_e, a_r)
+    shares = shares_of(q, config)
+    bias_parts = None if d_bias is None else q.new_empty((shares.programs, C), dtype=torch.float32)
+    with (
+        summed(da_e, q, shares) as sums_e,
+        summed(da_r, q, shares) as sums_r,
+        writable(dq) as dq_rows,
+        writable(dk) as dk_rows,
+        device_of(q),
+    ):
+        backward_blocks[(shares.programs,)](
+            z_q, z_k, a_e, a_r, mask_bytes(token_mask), d_rows, d_gram_q, d_gram_k,
+            dq_rows, dk_rows, sums_e, sums_r, bias_parts,
+            strides(z_q), strides(z_k), strides(d_rows), strides(dq_rows), strides(dk_rows),
+            batch_stride(a_e), batch_stride(a_r), N, H, shares.splits, shares.tokens,
+            P, C, map_q, map_k, DOTS[q.dtype], config.block, padded(P), padded(C), **config.launch,
+        )  # fmt: skip
+    if d_bias is not None and bias_parts is not None:
+        d_bias.copy_(bias_parts.sum(0))
+
+
+def _backward_by_side(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    d_out: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+    grads: list[Tensor | None],
+) -> None:
+    """For wide heads: queries and keys apart, and the gradients of A apart from theirs."""
+    dq, dk, da_e, da_r, d_bias = grads
+    sides = (q, a_e, map_q, d_gram_q, dq, da_e), (k, a_r, map_k, d_gram_k, dk, da_r)
+    for z, a, feature_map, d_gram, dz, da in sides:
+        if z is None or dz is None:
+            continue
+        d_side = None if a is None else d_out
+        pull_back(z, d_side, a, d_gram, token_mask, feature_map, dz, None)
+        if d_side is not None and da is not None:
+            add_moments(z, d_side, token_mask, feature_map, da)
+    if d_bias is not None and d_out is not None:
+        real = d_out if token_mask is None else d_out.where(token_mask[:, :, None, None], 0.0)
+        d_bias.copy_(real.sum((0, 1, 2), dtype=torch.float32))

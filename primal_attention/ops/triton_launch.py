@@ -1,0 +1,122 @@
+"""How the fused ops are launched: shares of the tokens, tensors they can read and write, sums.
+
+A program takes one share of the tokens of one sequence and head. What it sums along them is written
+apart for each program and added up afterwards, so that the same inputs give the same bits.
+
+Letters: B batch, N tokens, H heads, C columns of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+# The dtype of the products.
+DOTS = {
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float32: tl.float32,
+}
+_ROWS = 1 << 7  # more tokens than any block has
+
+
+class Config(NamedTuple):
+    """Sizes of a fused op, found by measuring."""
+
+    block: int  # tokens
+    tile: int  # columns of a matrix that one program takes
+    num_warps: int
+    num_stages: int
+    programs: int = 264  # wanted where sequences and heads are fewer: two for each multiprocessor
+    least: int = 4  # blocks of a program, so that its sums are small beside its tokens
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """What the compiler is told."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+class Shares(NamedTuple):
+    """The division of each sequence."""
+
+    programs: int  # all together
+    splits: int  # of a sequence
+    tokens: int  # of a share
+
+
+def shares_of(z: Tensor, config: Config) -> Shares:
+    """Shares of the sequences z [B, N, H, C], so many that they make enough programs."""
+    B, N, H, _ = z.shape
+    blocks = -(-N // config.block)
+    wanted = max(1, min(config.programs // (B * H), blocks // config.least))
+    tokens = -(-blocks // wanted) * config.block
+    splits = -(-N // tokens)
+    return Shares(B * H * splits, splits, tokens)
+
+
+@contextmanager
+def summed(total: Tensor | None, z: Tensor, shares: Shares) -> Iterator[Tensor | None]:
+    """Memory for the sums of the programs, [B, splits, H, ...], added up into the total on leaving.
+
+    The total is [B, H, ...] or, where it runs over the sequences too, [H, ...].
+    """
+    if total is None:
+        yield None
+        return
+    B, _, H, _ = z.shape
+    batched = total.ndim == 4
+    alone = shares.splits == 1 if batched else B * shares.splits == 1
+    if alone and total.is_contiguous() and total.dtype == torch.float32:
+        yield total
+        return
+    shape = (B, shares.splits, H, *total.shape[-2:])
+    parts = total.new_empty(shape, dtype=torch.float32)
+    yield parts
+    total.copy_(parts.sum(1 if batched else (0, 1)))
+
+
+@contextmanager
+def writable(tensor: Tensor | None) -> Iterator[Tensor | None]:
+    """The tensor, or one of its shape with adjacent columns that is copied into it on leaving."""
+    if tensor is None or _adjacent(tensor):
+        yield tensor
+        return
+    rows = tensor.new_empty(tensor.shape)
+    yield rows
+    tensor.copy_(rows)
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor [B, N, H, C], copied where its columns are not adjacent."""
+    return tensor if _adjacent(tensor) else tensor.contiguous()
+
+
+def _adjacent(tensor: Tensor) -> bool:
+    """Whether the columns are, with rows so near that a block of them has short offsets."""
+    near = tensor.stride(1) * _ROWS < 1 << 31
+    return near and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
+
+
+def strides(tensor: Tensor | None) -> tuple[int, ...]:
+    """Strides of a tensor that may be missing."""
+    return (0, 0, 0) if tensor is None else tensor.stride()[:3]
+
+
+def batch_stride(matrix: Tensor | None) -> int:
+    """How far the contiguous matrices [B, H, R, C] of two sequences lie apart; 0 for [H, R, C]."""
+    return matrix.stride(0) if matrix is not None and matrix.ndim == 4 else 0
+
+
+def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Small tensors as the fused ops read them."""
+    return [None if x is None else x.contiguous() for x in tensors]
+
+
+def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Launches go to the device of the tensor."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

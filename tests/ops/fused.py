@@ -1,0 +1,101 @@
+"""Running fused ops in the tests: in Triton's interpreter, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton")
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="compiles for the GPU")),
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+# Norm of the error by the norm of the result. The interpreter cuts digits off where a GPU rounds.
+TOLERANCES = {torch.float32: 1e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.5e-2}
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch):
+    """Fresh memory holds NaN, so that whatever an op leaves unwritten is seen."""
+    new_empty, empty_like = torch.Tensor.new_empty, torch.empty_like
+
+    def poison(tensor):
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: poison(new_empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Norm of the error by the norm of what is expected."""
+    assert actual.shape == expected.shape
+    difference = (actual.double() - expected).norm()
+    return float(difference / expected.norm()) if expected.any() else float(difference)
+
+
+def assert_near(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float, what: str = ""
+) -> None:
+    """Every tensor within a tolerance of what float64 gives."""
+    for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        found = error(one, other)
+        assert found <= tolerance, f"{what} tensor {number}: error {found:.2e} > {tolerance:.2e}"
+
+
+def assert_bits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Every tensor the same in every bit."""
+    for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        assert torch.equal(one, other), f"tensor {number} differs"
+
+
+def in_double(function: Callable, arguments: Sequence) -> list[Tensor]:
+    """The function with its tensors in float64."""
+    wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
+    return list(function(*wide))
+
+
+class Build(NamedTuple):
+    """What one fused op takes of a multiprocessor."""
+
+    case: str
+    name: str
+    registers: int
+    stack: int  # bytes that did not fit the registers
+    shared: int  # bytes of shared memory
+
+
+def built_for_hopper(*cases: str) -> list[Build]:
+    """What each case would launch on a Hopper GPU."""
+    program = Path(__file__).parent / "hopper_primal.py"
+    result = subprocess.run(
+        [sys.executable, program, *cases],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()]
+    return [Build(case, name, *map(int, numbers)) for case, name, *numbers in rows]
+
+
+def assert_fits(build: Build) -> None:
+    """Nothing spilled in the half precisions, and no more shared memory than there is."""
+    assert build.shared <= 227 << 10, build
+    assert build.stack == 0 or "float32" in build.case, build

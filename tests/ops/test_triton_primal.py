@@ -1,0 +1,329 @@
+from itertools import product
+
+import pytest
+import torch
+
+from primal_attention.ops.primal import primal_attention
+from primal_attention.ops.primal.chunked import backward_in_pieces, forward_in_pieces
+
+from .formulas import MAPS, randn, token_masks
+from .fused import (
+    DEVICES,
+    TOLERANCES,
+    assert_bits,
+    assert_fits,
+    assert_near,
+    built_for_hopper,
+    error,
+    in_double,
+    poisoned_memory,
+)
+
+fused = pytest.importorskip("primal_attention.ops.primal.triton", exc_type=ImportError)
+from primal_attention.ops.triton_launch import Config  # noqa: E402 - needs triton
+
+B, N, H, P, C = 2, 23, 2, 5, 7
+MASKS = token_masks(B, N)
+SPLIT = Config(block=16, tile=16, num_warps=4, num_stages=2, programs=1 << 20, least=1)
+__all__ = ["poisoned_memory"]
+pytestmark = [
+    # What the interpreter does for a loop over tokens.
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.usefixtures("poisoned_memory"),
+    pytest.mark.parametrize("device", DEVICES),
+]
+
+
+class Case:
+    """Inputs and cotangents of one call."""
+
+    def __init__(self, device, dtype=torch.float32, **options):
+        length, width, columns = (options.get(name, default) for name, default in
+                                  (("length", N), ("width", P), ("columns", C)))  # fmt: skip
+        self.mask = options.get("mask")
+        lead = {"batched": (B, H), "shared": (H,)}
+        kind_e, kind_r = options.get("kinds", ("batched", "shared"))
+        tokens = (B, length, H)
+        self.maps = options.get("maps", ("cosine", "cosine"))
+        self.grams = options.get("grams", (True, True))
+        self.tensors = {
+            "q": 2 * randn(*tokens, width).to(dtype),
+            "k": 2 * randn(*tokens, width, seed=1).to(dtype),
+            "a_e": randn(*lead[kind_e], width, columns, seed=2).float(),
+            "a_r": randn(*lead[kind_r], width, columns, seed=3).float(),
+            "bias": randn(columns, seed=4).to(dtype),
+        }
+        self.cotangents = {
+            "d_out": randn(*tokens, columns, seed=5).to(dtype),
+            "d_gram_q": randn(B, H, width, width, seed=6).float(),
+            "d_gram_k": randn(B, H, width, width, seed=7).float(),
+        }
+        for group in (self.tensors, self.cotangents):
+            for name, tensor in group.items():
+                group[name] = None if name in options.get("without", ()) else tensor.to(device)
+        if self.mask is not None:
+            self.mask = self.mask.to(device)
+
+    def forward(self):
+        return *self.tensors.values(), self.mask, *self.maps, *self.grams
+
+    def backward(self):
+        return *self.tensors.values(), self.mask, *self.maps, *self.cotangents.values()
+
+
+def check(case, dtype=torch.float32, *, config=None, tolerance=None):
+    """Values and all gradients against float64."""
+    tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
+    values = fused.forward(*case.forward(), config)
+    assert_near(values, in_double(forward_in_pieces, case.forward()), tolerance, "value")
+    gradients = fused.backward(*case.backward(), config)
+    assert_near(gradients, in_double(backward_in_pieces, case.backward()), tolerance, "gradient")
+
+
+@pytest.mark.parametrize(
+    ("mask", "dtype"),
+    [
+        ("none", torch.bfloat16),
+        ("padded", torch.float16),
+        ("holes", torch.float32),
+        ("empty", torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("feature_map", MAPS)
+def test_values_and_gradients(device, feature_map, mask, dtype):
+    check(Case(device, dtype, mask=MASKS[mask], maps=(feature_map, feature_map)), dtype)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"),
+    [
+        (16, torch.float32),
+        (33, torch.float16),
+        (64, torch.bfloat16),
+        (65, torch.float32),
+        (130, torch.float16),
+        (256, torch.bfloat16),
+    ],
+)
+def test_head_dims(device, width, dtype):
+    options = {"width": width, "columns": width, "mask": MASKS["holes"]}
+    check(Case(device, dtype, maps=("cosine", "elu"), **options), dtype)
+
+
+@pytest.mark.parametrize(("width", "columns"), [(5, 40), (40, 5), (70, 5)])
+def test_outputs_wider_and_narrower_than_the_head(device, width, columns):
+    check(Case(device, width=width, columns=columns, mask=MASKS["holes"]))
+
+
+@pytest.mark.parametrize("kinds", list(product(("batched", "shared"), repeat=2)))
+@pytest.mark.parametrize("config", [None, SPLIT])
+def test_batched_and_shared_projections(device, kinds, config):
+    check(Case(device, kinds=kinds, mask=MASKS["empty"], length=N), config=config)
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 49])
+def test_any_number_of_tokens(device, length):
+    mask = token_masks(B, length)["holes"] if length > 4 else None
+    check(Case(device, length=length, mask=mask), config=SPLIT)
+
+
+SIDES = [
+    ("k", "a_r", "d_gram_k"),
+    ("a_e",),
+    ("a_r",),
+    ("a_e", "a_r", "bias", "d_out"),
+    ("bias",),
+    (),
+]
+GRADIENTS = [("d_out",), ("d_gram_q",), ("d_gram_k",), ("d_out", "d_gram_q")]
+
+
+@pytest.mark.parametrize(
+    ("sides", "given", "width"),
+    [
+        *((sides, (), P) for sides in SIDES),
+        *(((), given, P) for given in GRADIENTS),
+        (SIDES[0], ("d_gram_q",), 70),
+        (SIDES[3], (), 70),
+        (SIDES[1], ("d_out",), 70),
+    ],
+)
+def test_missing_inputs_and_missing_gradients(device, sides, given, width):
+    case = Case(device, width=width, without=(*sides, *given), mask=MASKS["holes"])
+    case.grams = (case.cotangents["d_gram_q"] is not None, case.cotangents["d_gram_k"] is not None)
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("feature_map", "bad", "width"),
+    [*((name, float("nan"), P) for name in MAPS), ("cosine", float("inf"), 70)],
+)
+def test_what_stands_at_masked_tokens_reaches_nothing(device, feature_map, bad, width):
+    mask = MASKS["empty"].to(device)
+    clean, poisoned = (
+        Case(device, width=width, mask=mask, maps=(feature_map, feature_map)) for _ in range(2)
+    )
+    for group, name in (
+        (poisoned.tensors, "q"),
+        (poisoned.tensors, "k"),
+        (poisoned.cotangents, "d_out"),
+    ):
+        group[name] = torch.where(mask[..., None, None], group[name], bad)
+    assert_bits(fused.forward(*poisoned.forward()), fused.forward(*clean.forward()))
+    assert_bits(fused.backward(*poisoned.backward()), fused.backward(*clean.backward()))
+    for tensor in (
+        fused.forward(*poisoned.forward())[0],
+        *fused.backward(*poisoned.backward())[:2],
+    ):
+        assert not tensor[~mask].any()
+
+
+def test_views_are_read_where_they_lie(device):
+    case = Case(device, mask=MASKS["holes"])
+    given = case.tensors
+    packed = torch.stack([given["q"], given["k"]], 2)
+    given["q"], given["k"] = packed.unbind(2)
+    given["a_e"] = given["a_e"].mT.contiguous().mT
+    case.cotangents["d_out"] = case.cotangents["d_out"][:, :1].expand(B, N, H, C)
+    case.cotangents["d_gram_q"] = case.cotangents["d_gram_q"].mT
+    assert not given["q"].is_contiguous()
+    check(case)
+
+
+@pytest.mark.parametrize("width", [P, 70])
+def test_columns_that_are_not_adjacent(device, width):
+    case = Case(device, width=width, mask=MASKS["holes"])
+    case.tensors["q"] = case.tensors["q"].transpose(1, 3).contiguous().transpose(1, 3)
+    case.tensors["k"] = case.tensors["k"].transpose(1, 2).contiguous().transpose(1, 2)
+    case.cotangents["d_out"] = case.cotangents["d_out"].transpose(2, 3).contiguous().transpose(2, 3)
+    check(case)
+    dq, dk, *_ = fused.backward(*case.backward())
+    assert (dq.stride(), dk.stride()) == (case.tensors["q"].stride(), case.tensors["k"].stride())
+
+
+def test_zero_tiny_and_long_queries(device):
+    case = Case(device)
+    q = case.tensors["q"]
+    q[0, 3], q[0, 4], q[1, 5] = 0, q[0, 4] * 1e-18, q[1, 5] * 1e15
+    check(case)
+    assert not fused.backward(*case.backward())[0][0, 3].any()
+
+
+@pytest.mark.parametrize(("size", "length"), [(1e-7, 1e-3), (1e6, 1e2)])
+def test_float16_holds_matrices_beyond_its_range(device, size, length):
+    case = Case(device, torch.float16, without=("k", "a_e", "a_r", "bias", "d_out", "d_gram_k"))
+    case.grams = (True, False)
+    case.tensors["q"] *= length
+    case.cotangents["d_gram_q"] *= size
+    check(case, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_errors_are_those_of_plain_arithmetic(device, dtype):
+    """At most twice those of the collapsed form written out in the same dtype."""
+    case = Case(device, dtype, width=32, columns=32, kinds=("batched", "batched"), length=67)
+    q, k, a_e, a_r, bias = (x.to(dtype, copy=True) for x in case.tensors.values())
+    for x in (q, k, a_e, a_r, bias):
+        x.requires_grad_()
+    case.tensors.update(a_e=a_e.detach().float(), a_r=a_r.detach().float())
+
+    def phi(z):
+        return z / z.norm(dim=-1, keepdim=True)
+
+    phi_q, phi_k = phi(q).transpose(1, 2), phi(k).transpose(1, 2)
+    out = (phi_q @ a_e + phi_k @ a_r + bias).transpose(1, 2)
+    plain = [out, phi_q.mT @ phi_q, phi_k.mT @ phi_k]
+    values = [x.detach() for x in plain]
+    for actual, eager, exact in zip(
+        fused.forward(*case.forward()),
+        values,
+        in_double(forward_in_pieces, case.forward()),
+        strict=True,
+    ):
+        assert error(actual, exact) <= 2 * error(eager, exact)
+    cotangents = [x.to(dtype) for x in case.cotangents.values()]
+    case.cotangents = dict(zip(case.cotangents, [x.float() for x in cotangents], strict=True))
+    case.cotangents["d_out"] = cotangents[0]
+    plain = torch.autograd.grad(plain, (q, k, a_e, a_r, bias), cotangents)
+    wanted = in_double(backward_in_pieces, case.backward())
+    for actual, eager, exact in zip(fused.backward(*case.backward()), plain, wanted, strict=True):
+        assert error(actual, exact) <= 2 * error(eager, exact)
+
+
+def test_the_same_inputs_give_the_same_bits(device):
+    case = Case(device, length=49, kinds=("shared", "shared"))
+    for function, arguments in ((fused.forward, case.forward()), (fused.backward, case.backward())):
+        assert_bits(function(*arguments, SPLIT), function(*arguments, SPLIT))
+
+
+def test_what_the_fused_ops_do_not_take(device):
+    def takes(dtype=torch.float32, **options):
+        return fused.takes(*Case(device, dtype, **options).forward())
+
+    assert takes()
+    assert takes(torch.bfloat16, width=256, columns=256)
+    assert not takes(torch.float64)
+    assert not takes(width=257)
+    assert not takes(columns=257)
+    assert not takes(length=0)
+
+
+@pytest.mark.slow
+def test_they_fit_a_hopper_gpu(device):
+    if device == "cuda":
+        pytest.skip("the same without one")
+    cases = [
+        "primal:64:bfloat16:0",
+        "primal:64:bfloat16:1",
+        "primal:64:float16:1",
+        "primal:64:float32:1",
+        "primal:128:bfloat16:0",
+        "primal:256:bfloat16:1",
+    ]
+    builds = built_for_hopper(*cases)
+    assert {build.case for build in builds} == set(cases)
+    for build in builds:
+        assert_fits(build)
+
+
+@pytest.mark.gpu
+def test_tensors_beyond_two_to_the_31_elements(device):
+    if device != "cuda":
+        pytest.skip("takes gigabytes")
+    length, last = 2_200_003, slice(-50, None)
+    q = torch.zeros(1, length, 1024, dtype=torch.bfloat16, device=device)[..., -64:].unsqueeze(2)
+    q[:, last] = randn(1, 50, 1, 64).to(q)
+    a = randn(1, 64, 64).float().to(device)
+    out, gram, _ = fused.forward(q, None, a, None, None, None, "cosine", "", True, False)
+    (short, short_gram, _) = fused.forward(
+        q[:, last].clone(), None, a, None, None, None, "cosine", "", True, False
+    )
+    assert error(out[:, last], short.double()) < 1e-2
+    assert error(gram, short_gram.double()) < 1e-2
+    assert not out[:, :-50].any()
+
+
+@pytest.mark.gpu
+def test_the_op_runs_fused_on_a_gpu(device, monkeypatch):
+    """Through autograd, and only there: float64 stays in pieces."""
+    if device != "cuda":
+        pytest.skip("the op takes the fused form on CUDA tensors")
+    calls = []
+    for name in ("forward", "backward"):
+        run = getattr(fused, name)
+        monkeypatch.setattr(
+            fused, name, lambda *x, run=run, name=name: calls.append(name) or run(*x)
+        )
+    gradients = {}
+    for dtype in (torch.float32, torch.float64):
+        q, k, *weights = (
+            randn(*shape, seed=i).to(device, dtype).requires_grad_()
+            for i, shape in enumerate(
+                [(B, N, H, P)] * 2 + [(B, H, P, 3)] * 2 + [(3, C)] * 2 + [(C,)]
+            )
+        )
+        result = primal_attention(q, k, *weights, token_mask=MASKS["holes"].to(device))
+        sum(x.square().sum() for x in result).backward()
+        gradients[dtype] = [x.grad for x in (q, k, *weights)]
+    assert calls == ["forward", "backward"]
+    assert_near(gradients[torch.float32], gradients[torch.float64], 1e-5)
