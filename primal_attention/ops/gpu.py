@@ -1,8 +1,8 @@
 """Where an op runs on a GPU: by its fused form, or in pieces where that does not take the inputs.
 
 The fused forms are written in Triton, which is imported when the first of them runs. They are
-checked in Triton's interpreter and are off until they have been checked on GPUs too: the environment
-variable ``PRIMAL_FUSED=1`` turns them on.
+checked in Triton's interpreter and are off until they have been checked on GPUs too: the
+environment variable ``PRIMAL_FUSED=1`` turns them on.
 """
 
 from __future__ import annotations
