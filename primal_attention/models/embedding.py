@@ -51,9 +51,9 @@ class Embedding(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embed x, [B, N, C] of vectors or [B, N] of symbols."""
+        """Embed x, [B, N, C] of vectors or [B, N] of symbols, of any integer type."""
         self._check(x)
-        embedded: Tensor = self.tokens(x)
+        embedded: Tensor = self.tokens(x if self.num_channels is not None else wide_enough(x))
         if self.num_channels is not None:
             embedded = embedded * self.scale
         return embedded + self.positions[: x.shape[1]]
@@ -74,6 +74,11 @@ def check_symbols(name: str, ids: Tensor) -> None:
         raise ValueError(
             f"{name} must be integers [batch, tokens], got {ids.dtype} {list(ids.shape)}"
         )
+
+
+def wide_enough(ids: Tensor) -> Tensor:
+    """The ids in a type that a table can be read with; they may be kept in any integer type."""
+    return ids.int() if ids.element_size() < 4 else ids
 
 
 def _table(vocab_size: int | None, dim: int) -> nn.Embedding:

@@ -21,10 +21,13 @@ def free_port():
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     path = tmp_path_factory.mktemp("distributed") / "measured.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", str(WORKER), str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    for _ in range(3):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", WORKER, path]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        if done.returncode == 0 or "exitcode: -" not in done.stderr:
+            break  # else the C++ runtime aborted it, which gloo on a CPU leads to now and then
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(path.read_text())
 

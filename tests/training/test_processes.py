@@ -1,6 +1,7 @@
 """Two processes train as one does, and take over each other's runs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,15 +19,30 @@ from .toy import one_process, toy_task
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "programs" / "train_toys.py"
+FOLDER = object()
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
-def run(*command):
+ABORTED = re.compile(r"exitcode: -\d+|terminate called|malloc\(\)|free\(\)|Segmentation fault")
+
+
+def run_in(make_folder, *command):
+    """The folder of a program that ran to its end: FOLDER in the command stands for it.
+
+    With gloo on a CPU about one program in twenty is aborted by the C++ runtime, in a collective
+    or on its way out; such a run says nothing and is repeated in another folder.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=240
-    )
+    for _ in range(4):
+        folder = make_folder()
+        words = [folder if word is FOLDER else word for word in command]
+        done = subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=240
+        )
+        if done.returncode == 0 or not ABORTED.search(done.stderr):
+            break
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,11 +67,14 @@ def alone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, alone):
     """The runs of two processes, once for each strategy; softmax goes on from one process."""
-    folder = tmp_path_factory.mktemp("together")
-    for strategy in ("ddp", "fsdp"):
-        shutil.copytree(alone / "softmax" / "second", folder / strategy / "softmax")
-    run(*TORCHRUN, PROGRAM, folder, "2", "ddp", "fsdp")
-    return folder
+
+    def make_folder():
+        folder = tmp_path_factory.mktemp("together")
+        for strategy in ("ddp", "fsdp"):
+            shutil.copytree(alone / "softmax" / "second", folder / strategy / "softmax")
+        return folder
+
+    return run_in(make_folder, *TORCHRUN, PROGRAM, FOLDER, "2", "ddp", "fsdp")
 
 
 def assert_close(a, b):
@@ -96,7 +115,7 @@ def test_two_processes_took_over_from_one(alone, together, strategy):
     assert [path.read_text() for path in began] == ["0", "2"]
 
 
-def test_processes_that_are_launched_here(tmp_path, alone):
-    run(PROGRAM, tmp_path, "2", "ddp")
+def test_processes_that_are_launched_here(tmp_path_factory, alone):
+    folder = run_in(lambda: tmp_path_factory.mktemp("here"), PROGRAM, FOLDER, "2", "ddp")
     for name in RECIPES:
-        assert_close(read_outcome(tmp_path / "ddp" / name), read_outcome(alone / name))
+        assert_close(read_outcome(folder / "ddp" / name), read_outcome(alone / name))

@@ -1,0 +1,95 @@
+"""Long work in chunks: by several processes, and not done twice after an interruption."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primal_attention.tasks.lra.cache import write_arrays
+from primal_attention.tasks.prepared import WRONG_FILE
+
+Arrays: TypeAlias = Sequence[NDArray[Any]]
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with how much is done, and of how much."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+def made_in_chunks(
+    make: Callable[[int], Arrays],
+    num_chunks: int,
+    folder: Path,
+    *,
+    workers: int = 1,
+    progress: Progress = no_progress,
+) -> Iterator[list[NDArray[Any]]]:
+    """What ``make`` returns for each chunk, in order, whatever the number of workers.
+
+    Args:
+        make: Of the index of a chunk; it can be pickled, and depends on nothing else.
+        num_chunks: How many to make.
+        folder: Where chunks are kept; what is there already is not made again.
+        workers: Processes; 1 for none but this one.
+        progress: Called after every chunk.
+    """
+    if workers < 1:
+        raise ValueError(f"workers must be positive, got {workers}")
+    paths = [folder / f"{index:06}.npz" for index in range(num_chunks)]
+    missing = [index for index, path in enumerate(paths) if not path.is_file()]
+    done = num_chunks - len(missing)
+    progress(done, num_chunks)
+    for _ in _all_made(make, missing, paths, min(workers, len(missing))):
+        progress(done := done + 1, num_chunks)
+    return map(_chunk, paths)
+
+
+def _all_made(
+    make: Callable[[int], Arrays], missing: list[int], paths: list[Path], workers: int
+) -> Iterator[int]:
+    """Make the missing chunks, one a step."""
+    if workers <= 1:
+        for index in missing:
+            _make(make, index, paths[index])
+            yield index
+        return
+    pool = ProcessPoolExecutor(workers, mp_context=_processes())
+    try:
+        tasks = {pool.submit(_make, make, index, paths[index]): index for index in missing}
+        for task in as_completed(tasks):
+            task.result()  # raises what went wrong
+            yield tasks[task]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _processes() -> BaseContext:
+    """How to start processes: not as a fork of this one, which may have threads and would hang.
+
+    A server that has the package imported forks them; where there is none, each imports it.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__])
+    return server
+
+
+def _make(make: Callable[[int], Arrays], index: int, path: Path) -> None:
+    write_arrays(path, {str(i): array for i, array in enumerate(make(index))})
+
+
+def _chunk(path: Path) -> list[NDArray[Any]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return [arrays[str(i)] for i in range(len(arrays.files))]
+    except WRONG_FILE as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it and try again") from error

@@ -1,0 +1,111 @@
+"""The Long Range Arena (Tay et al., 2021) as classification tasks on sequences of symbols.
+
+Letters: B cases, N tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from primal_attention.tasks.lra.cache import Prepared
+from primal_attention.tasks.lra.image import CLASSES
+from primal_attention.tasks.lra.pathfinder_settings import PATHFINDERS
+from primal_attention.tasks.lra.protocol import LRA_PROTOCOLS, LraProtocol
+from primal_attention.tasks.lra.sources import load_lra
+from primal_attention.tasks.splits import stratified_split
+from primal_attention.tasks.task import CLASSIFICATION, Cases, Sizes, Task
+
+LABELS: dict[str, tuple[str, ...]] = {
+    "listops": tuple("0123456789"),
+    "text": ("neg", "pos"),
+    "retrieval": ("unrelated", "cites"),
+    "retrieval-imdb": ("different films", "same film"),
+    "image": CLASSES,
+    **dict.fromkeys(PATHFINDERS, ("apart", "connected")),
+}
+IMAGES = {"image", *PATHFINDERS}
+VOCAB_SIZE = 512  # more than there are symbols, as in the released code
+LISTOPS_VOCAB_SIZE = 32
+HELD_OUT = 0.1  # of the training cases of Text
+
+Indices = NDArray[np.int64]
+
+
+def lra_task(
+    name: str, *, folder: Path | None = None, protocol: str = "paper", seed: int = 0
+) -> Task:
+    """A task of the arena; its tokens are uint8, as many as a padded sequence has.
+
+    A model is called with ``x`` [B, N] and ``token_mask`` [B, N]; for pairs with ``a``, ``b``,
+    ``mask_a`` and ``mask_b``. Under the clean protocol images come without a mask.
+
+    Args:
+        name: One of ``LRA_TASKS``.
+        folder: Of the data, see ``load_lra``.
+        protocol: One of ``LRA_PROTOCOLS``, which says what is masked and where to select.
+        seed: Of the training cases of Text that the clean protocol holds out.
+    """
+    if protocol not in LRA_PROTOCOLS:
+        known = ", ".join(LRA_PROTOCOLS)
+        raise ValueError(f"protocol must be one of {known}, got {protocol!r}")
+    rules, prepared = LRA_PROTOCOLS[protocol], load_lra(name, folder)
+    train, valid, test = _parts(prepared, rules, seed)
+    test_cases = _cases(prepared, test, rules)
+    return Task(
+        f"lra/{name}",
+        CLASSIFICATION,
+        Sizes(
+            prepared.tokens.shape[1],
+            len(LABELS[name]),
+            vocab_size=LISTOPS_VOCAB_SIZE if name == "listops" else VOCAB_SIZE,
+        ),
+        train=_cases(prepared, train, rules),
+        valid=test_cases if valid is test else _cases(prepared, valid, rules),
+        test=test_cases,
+        labels=LABELS[name],
+    )
+
+
+def _parts(prepared: Prepared, rules: LraProtocol, seed: int) -> tuple[Indices, Indices, Indices]:
+    """The indices of the cases of each part."""
+    ends = np.cumsum(prepared.sizes)
+    train, valid, test = np.split(np.arange(ends[-1]), ends[:-1])
+    if len(valid):
+        return train, valid, test
+    if rules.text_validates_on_test:
+        return train, test, test
+    split = stratified_split(prepared.targets[train], HELD_OUT, seed)
+    return train[split.kept], train[split.held_out], test
+
+
+def _cases(prepared: Prepared, indices: Indices, rules: LraProtocol) -> Cases:
+    """The cases of those indices, as a model is called with them."""
+    target = torch.from_numpy(prepared.targets[indices].astype(np.int64))
+    has_mask = rules.zero_is_padding or prepared.task not in IMAGES
+    if prepared.pairs is None:
+        return Cases(_sequence(prepared, indices, "x", "token_mask", has_mask), target)
+    one, other = prepared.pairs[indices].T
+    return Cases(
+        _sequence(prepared, one, "a", "mask_a", has_mask)
+        | _sequence(prepared, other, "b", "mask_b", has_mask),
+        target,
+    )
+
+
+def _sequence(
+    prepared: Prepared, rows: NDArray[np.integer], name: str, mask: str, has_mask: bool
+) -> dict[str, Tensor]:
+    """The tokens of those rows and, where there is one, their mask."""
+    tokens = torch.from_numpy(np.asarray(prepared.tokens)[_as_slice(rows)])
+    return {name: tokens, mask: tokens != 0} if has_mask else {name: tokens}
+
+
+def _as_slice(rows: NDArray[np.integer]) -> slice | NDArray[np.integer]:
+    """Rows that follow each other as a slice, which copies nothing of a mapped file."""
+    in_order = len(rows) > 0 and bool((np.diff(rows) == 1).all())
+    return slice(int(rows[0]), int(rows[-1]) + 1) if in_order else rows
