@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -26,8 +27,8 @@ def measured(tmp_path_factory):
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
         command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", WORKER, path]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-        if done.returncode == 0 or "exitcode: -" not in done.stderr:
-            break  # else the C++ runtime aborted it, which gloo on a CPU leads to now and then
+        if done.returncode == 0 or not re.search("SIGABRT|SIGSEGV", done.stderr):
+            break  # see tests/training/test_processes.py
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(path.read_text())
 
