@@ -16,6 +16,7 @@ _OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
+_FUSED = ("adam", "adamw")  # on a GPU one pass over the parameters
 
 
 def build_model(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
@@ -68,4 +69,6 @@ def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = Fals
     """The optimiser of a recipe over the parameters that are not frozen."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     settings = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "capturable": capturable}
+    if capturable and recipe.optimizer in _FUSED:
+        settings["fused"] = True
     return _OPTIMIZERS[recipe.optimizer](parameters, **settings)  # type: ignore[arg-type]
