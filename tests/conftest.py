@@ -8,6 +8,6 @@ import os
 import torch
 
 torch.set_num_threads(1)
-os.environ["PRIMAL_FUSED"] = "1"
+os.environ.pop("PRIMAL_FUSED", None)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

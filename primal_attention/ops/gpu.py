@@ -1,8 +1,7 @@
 """Where an op runs on a GPU: by its fused form, or in pieces where that does not take the inputs.
 
-The fused forms are written in Triton, which is imported when the first of them runs. They are
-checked in Triton's interpreter and are off until they have been checked on GPUs too: the
-environment variable ``PRIMAL_FUSED=1`` turns them on.
+The fused forms are written in Triton, which is imported when the first of them runs; the
+environment variable ``PRIMAL_FUSED=0`` turns them off.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import torch
 
 @cache
 def uses_fused() -> bool:
-    """Whether fused ops are asked for and can be built here."""
-    return os.environ.get("PRIMAL_FUSED") == "1" and find_spec("triton") is not None
+    """Whether fused ops are not turned off and can be built here."""
+    return os.environ.get("PRIMAL_FUSED") != "0" and find_spec("triton") is not None
 
 
 def on_gpu(
