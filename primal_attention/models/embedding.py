@@ -20,6 +20,7 @@ class Embedding(nn.Module):
         dim: Model dimension D.
         num_tokens: The longest sequence, which is how many positions are learnt.
         num_channels: Of a token that is a vector; a linear map reads it.
+        kernel_size: How many neighbouring vectors that map reads, itself in the middle; odd.
         vocab_size: Of tokens that are symbols; a table has a vector for each.
         init_range: Positions start uniform in plus or minus this.
     """
@@ -30,12 +31,15 @@ class Embedding(nn.Module):
         num_tokens: int,
         *,
         num_channels: int | None = None,
+        kernel_size: int = 1,
         vocab_size: int | None = None,
         init_range: float = 0.02,
     ):
         check_sizes(
             dim=dim, num_tokens=num_tokens, num_channels=num_channels, vocab_size=vocab_size
         )
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd and positive, got {kernel_size}")
         if (num_channels is None) == (vocab_size is None):
             raise ValueError(
                 "give num_channels (tokens are vectors) or vocab_size (tokens are symbols), "
@@ -44,7 +48,9 @@ class Embedding(nn.Module):
         super().__init__()
         self.num_channels, self.scale = num_channels, math.sqrt(dim)
         self.tokens = (
-            nn.Linear(num_channels, dim) if num_channels is not None else _table(vocab_size, dim)
+            _table(vocab_size, dim)
+            if num_channels is None
+            else _reader(num_channels, dim, kernel_size)
         )
         self.positions = nn.Parameter(
             torch.empty(num_tokens, dim).uniform_(-init_range, init_range)
@@ -79,6 +85,24 @@ def check_symbols(name: str, ids: Tensor) -> None:
 def wide_enough(ids: Tensor) -> Tensor:
     """The ids in a type that a table can be read with; they may be kept in any integer type."""
     return ids.int() if ids.element_size() < 4 else ids
+
+
+def _reader(num_channels: int, dim: int, kernel_size: int) -> nn.Module:
+    if kernel_size == 1:
+        return nn.Linear(num_channels, dim)
+    return _Convolution(num_channels, dim, kernel_size)
+
+
+class _Convolution(nn.Module):
+    """A linear map of each vector and its neighbours; beyond the ends there are zeros."""
+
+    def __init__(self, num_channels: int, dim: int, kernel_size: int):
+        super().__init__()
+        self.conv = nn.Conv1d(num_channels, dim, kernel_size, padding=kernel_size // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x.mT).mT
+        return y
 
 
 def _table(vocab_size: int | None, dim: int) -> nn.Embedding:

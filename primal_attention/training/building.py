@@ -30,6 +30,7 @@ def build_model(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
         recipe.dim,
         sizes.num_tokens,
         num_channels=sizes.num_channels,
+        kernel_size=recipe.kernel_size,
         vocab_size=sizes.vocab_size,
     )
     encoder = Encoder(

@@ -33,6 +33,7 @@ class Recipe:
     dim: int = 512
     num_heads: int = 8
     ffn_dim: int = 2048
+    kernel_size: int = 1  # of the map that embeds vectors; odd
     norm: str = "post"
     pooling: str = "mean"
     dropout: float = 0.1

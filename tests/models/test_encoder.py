@@ -4,7 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from primal_attention.models import Embedding, Encoder, EncoderBlock, build_attentions
+from primal_attention.models import (
+    Embedding,
+    Encoder,
+    EncoderBlock,
+    SequenceClassifier,
+    build_attentions,
+)
 
 from .small import CHANNELS, FFN, MASK, B, D, H, N, V, encoder, randomise, symbols, vectors
 
@@ -135,3 +141,26 @@ def test_bad_tokens_are_named():
         of_vectors(symbols())
     with pytest.raises(ValueError, match=r"x must be integers .*float64 \[3, 11, 7\]"):
         of_symbols(vectors())
+
+
+def test_the_embedding_reads_neighbours():
+    embedding = Embedding(D, N, num_channels=CHANNELS, kernel_size=3).double()
+    x = torch.randn(2, N, CHANNELS, dtype=torch.float64)
+    weight, bias = embedding.tokens.conv.weight, embedding.tokens.conv.bias
+    around = F.pad(x, (0, 0, 1, 1)).unfold(1, 3, 1)  # zeros beyond the ends
+    expected = torch.einsum("bnck,dck->bnd", around, weight) + bias
+    expected = expected * D**0.5 + embedding.positions
+    torch.testing.assert_close(embedding(x), expected)
+    with pytest.raises(ValueError, match="kernel_size must be odd and positive, got 4"):
+        Embedding(D, N, num_channels=CHANNELS, kernel_size=4)
+
+
+def test_padding_does_not_reach_real_tokens_through_the_embedding():
+    embedding = Embedding(D, N, num_channels=CHANNELS, kernel_size=5).double()
+    encoder = Encoder(build_attentions("primalformer", 1, D, H), D, 2 * D).double()
+    model = SequenceClassifier(embedding, encoder, 3).double().eval()
+    x = torch.randn(1, N, CHANNELS, dtype=torch.float64)
+    mask = torch.arange(N) < N - 3
+    short = model(x[:, : N - 3])
+    x[:, N - 3 :] = float("nan")
+    torch.testing.assert_close(model(x, token_mask=mask[None]), short)

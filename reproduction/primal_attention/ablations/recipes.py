@@ -31,12 +31,15 @@ CHANGES: tuple[tuple[str, ...], ...] = (
     ("schedule=one_cycle", "warmup=0.1"),
     ("norm=pre",),
     ("dropout=0.3",),
-    ("refit=true",),
-    ("pooling=mean", DROPOUT, JITTER),
-    ("pooling=mean", "norm=pre"),
-    ("pooling=mean", "schedule=one_cycle", "warmup=0.1"),
+    ("kernel_size=5",),
+    ("kernel_size=9",),
+    ("kernel_size=9", "pooling=mean"),
+    ("kernel_size=9", DROPOUT, JITTER),
+    ("kernel_size=9", "pooling=mean", DROPOUT, JITTER),
+    ("kernel_size=9", "schedule=one_cycle", "warmup=0.1"),
+    ("kernel_size=9", "pooling=mean", "schedule=one_cycle", "warmup=0.1"),
     ("pooling=mean", "norm=pre", "schedule=one_cycle", "warmup=0.1"),
-    ("schedule=one_cycle", "warmup=0.1", DROPOUT, JITTER),
+    ("kernel_size=9", "pooling=mean", "norm=pre", "schedule=one_cycle", "warmup=0.1"),
 )
 
 
