@@ -202,3 +202,8 @@ assert torch.is_grad_enabled()
     assert_succeeded(result)
     assert result.stdout == result.stderr == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_import_brings_in_neither_the_compiler_nor_triton(tmp_path):
+    code = "import sys, primal_attention; assert not {'torch._dynamo', 'triton'} & set(sys.modules)"
+    assert_succeeded(run(code, cwd=tmp_path))

@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.moments import (
@@ -117,7 +118,7 @@ class PerformerAttention(DecodingAttention):
         phi_q, phi_k = self.feature_map(q), self.feature_map(k)
         return phi_q / phi_q.detach().amax(-1, keepdim=True), phi_k
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
     def _count_pass(self, interval: int) -> None:
         """Redraw before every ``interval``-th pass, but not when a checkpoint runs one again."""
         if torch._C._current_graph_task_id() != -1:  # inside a backward pass
