@@ -2,7 +2,12 @@
 
     python reproduction/run.py primal_attention/table1_uea --jobs 2 --select model=primalformer
 
-Runs that have a row are skipped, so a batch that was stopped goes on where it was.
+Runs that have a row are skipped, so a batch that was stopped goes on where it was. With --runs each
+run has a directory with its checkpoint there: one that is out of time is saved and stopped, and
+goes on exactly when the same command is given again.
+
+Tasks of the Long Range Arena that are not prepared are prepared first: read from their files, or
+generated (ListOps, Pathfinder).
 """
 
 import argparse
@@ -16,10 +21,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 
+from primal_attention.tasks import find_lra, prepare_lra
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import KEY, Row, add_rows, current_commit, key_of, read_rows
 
 HERE = Path(__file__).parent
+GRACE = 120.0  # seconds for a run to end its round and be saved
 
 
 def main() -> None:
@@ -30,9 +37,24 @@ def main() -> None:
         for table in arguments.tables
         for recipe in missing(table, results_of(table, arguments.out), arguments)
     ]
-    deadline = time.monotonic() + 60 * arguments.minutes
-    for table, row in run_all(left, arguments.jobs, deadline):
+    deadline = time.time() + 60 * arguments.minutes
+    prepare(recipe for _, recipe in left)
+    for table, row in run_all(left, arguments.jobs, deadline, arguments.runs):
         add_rows(results_of(table, arguments.out), [row])
+
+
+def prepare(recipes: Iterable[Recipe]) -> None:
+    """Write prepared files of the tasks of the arena, from their files or generated."""
+    names = {recipe.task.removeprefix("lra/"): None for recipe in recipes if is_lra(recipe)}
+    for name in names:
+        place = find_lra(name)
+        if place is None or place.name != f"{name}.npz":
+            print(f"preparing {name}", flush=True)
+            prepare_lra(name, workers=os.cpu_count() or 1)
+
+
+def is_lra(recipe: Recipe) -> bool:
+    return recipe.task.startswith("lra/")
 
 
 def missing(table: str, results: Path, arguments: argparse.Namespace) -> list[Recipe]:
@@ -56,7 +78,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tables", nargs="+", help="folders with a recipes.py, from here")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--minutes", type=float, default=1e6, help="start no run after that")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop after that")
+    parser.add_argument("--runs", type=Path, help="folder where each run keeps its checkpoint")
     parser.add_argument("--out", type=Path, help="folder for results.csv, default: here")
     parser.add_argument("--select", nargs="*", default=[], help="key=value,value of the recipes")
     parser.add_argument("--set", nargs="*", default=[], help="key=value changes to all recipes")
@@ -84,36 +107,49 @@ def selected(recipe: Recipe, conditions: Iterable[str]) -> bool:
 
 
 def run_all(
-    queue: list[tuple[str, Recipe]], jobs: int, deadline: float
+    queue: list[tuple[str, Recipe]], jobs: int, deadline: float, runs: Path | None
 ) -> Iterator[tuple[str, Row]]:
-    """The rows of the runs, as they end; after the deadline those under way are given up."""
-    commit, began = current_commit(), time.monotonic()
+    """The rows of the runs, as they end.
+
+    After the deadline those under way are given up; those with a directory are given time to stop
+    by themselves, at a checkpoint.
+    """
+    commit, began = current_commit(), time.time()
+    end = deadline + (GRACE if runs else 0)
     pool = ProcessPoolExecutor(jobs, mp.get_context("spawn"))
     try:
-        running: set[Future[tuple[str, Row]]] = set()
-        while queue or running:
-            while queue and len(running) < jobs and time.monotonic() < deadline:
-                running.add(pool.submit(run_one, *queue.pop(0), commit))
-            left = max(deadline - time.monotonic(), 0)
-            done, running = wait(running, left, FIRST_COMPLETED)
+        running: dict[Future[tuple[str, Row]], Recipe] = {}
+        while running or (queue and time.time() < deadline):
+            while queue and len(running) < jobs and time.time() < deadline:
+                table, recipe = queue.pop(0)
+                future = pool.submit(run_one, table, recipe, commit, runs, deadline)
+                running[future] = recipe
+            done, _ = wait(running, max(end - time.time(), 0), FIRST_COMPLETED)
             if not done:
-                print(f"the time is over: {len(queue) + len(running)} runs are left", flush=True)
-                return
+                break
             for future in done:
+                recipe = running.pop(future)
                 if future.exception() is not None:
-                    print(f"a run failed: {future.exception()!r}", flush=True)
+                    names = recipe.task, recipe.model, recipe.protocol, str(recipe.seed)
+                    print(f"{' '.join(names)} has no row: {future.exception()!r}", flush=True)
                     continue
                 table, row = future.result()
-                print(
-                    f"{time.monotonic() - began:6.0f} s  {row['dataset']:20s} {row['model']:14s} "
-                    f"{row['protocol']:6s} {row['seed']}  {row['value']} in {row['seconds']} s  "
-                    f"({len(queue) + len(running)} left)",
-                    flush=True,
-                )
+                left = len(queue) + len(running)
+                print(f"{time.time() - began:6.0f} s  {told(row)}  ({left} left)", flush=True)
                 yield table, row
+        if queue or running:
+            print(f"the time is over: {len(queue) + len(running)} more are left", flush=True)
     finally:  # not waiting for a worker that does not end: it has nothing left to do
         kill(pool)
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def told(row: Row) -> str:
+    """A row on one line."""
+    return (
+        f"{row['dataset']:20s} {row['model']:14s} {row['protocol']:6s} {row['seed']}  "
+        f"{row['value']} in {row['seconds']} s"
+    )
 
 
 def kill(pool: ProcessPoolExecutor) -> None:
@@ -121,23 +157,27 @@ def kill(pool: ProcessPoolExecutor) -> None:
         process.kill()
 
 
-def run_one(table: str, recipe: Recipe, commit: str) -> tuple[str, Row]:
+def run_one(
+    table: str, recipe: Recipe, commit: str, runs: Path | None, deadline: float
+) -> tuple[str, Row]:
     """One run, in a process of its own."""
     import logging
 
     import torch
 
-    from primal_attention.tasks.uea import uea_task
-    from primal_attention.training import launch, train
+    from primal_attention.training import launch, train, train_in
+    from primal_attention.training.cases import task_of
     from primal_attention.training.results import row_of
+    from primal_attention.training.run_directory import directory_of
 
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     torch.set_num_threads(int(os.environ.get("THREADS", "1")))
     torch.backends.cuda.enable_cudnn_sdp(False)  # training through it ended in NaN now and then
-    name = recipe.task.partition("/")[2]
-    valid = "test" if recipe.valid_fraction is None else recipe.valid_fraction
-    task = uea_task(name, valid=valid, seed=recipe.seed)
-    outcome = train(recipe, task, launch(recipe.precision, devices=1))
+    task, fabric = task_of(recipe), launch(recipe.precision, devices=1)
+    if runs is None:
+        return table, row_of(train(recipe, task, fabric), commit)
+    place = directory_of(runs, recipe)
+    outcome = train_in(place, recipe, task, fabric, until=deadline, tensorboard=False)
     return table, row_of(outcome, commit)
 
 

@@ -106,10 +106,16 @@ def _softmax_attention(
     N, T = q.shape[2], k.shape[2]
     if source_mask is None and (not causal or N == T):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
-    seen = torch.ones(N, T, dtype=torch.bool, device=q.device)
-    seen = (seen.tril(T - N) if causal else seen)[None, None]
+    seen = _up_to_itself(N, T, q.device)[None, None] if causal else None
     if source_mask is not None:
-        seen = seen & source_mask[:, None, None, :]
+        real = source_mask[:, None, None, :]  # not written out for each query
+        seen = real if seen is None else seen & real
+    assert seen is not None
     some = seen.any(-1, keepdim=True)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | ~some)
     return torch.where(some, out, 0.0).transpose(1, 2)
+
+
+def _up_to_itself(N: int, T: int, device: torch.device) -> Tensor:
+    """Which of T keys the last N tokens see, [N, T]."""
+    return torch.ones(N, T, dtype=torch.bool, device=device).tril(T - N)

@@ -9,7 +9,7 @@ import numpy as np
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.runs import load_task
 from primal_attention.cli.trained import Trained, load_trained
-from primal_attention.tasks import Cases, SeriesEncoding, Task
+from primal_attention.tasks import Cases, Encoding, SeriesEncoding, Task
 from primal_attention.training import finish, launch
 from primal_attention.training.evaluation import Evaluation
 from primal_attention.training.evaluation import evaluate as evaluate_cases
@@ -57,18 +57,22 @@ def _check_split(split: str) -> None:
 
 
 def _check_same_data(trained: Trained, task: Task) -> None:
-    """The data are those that the model was trained on: same classes, same statistics."""
-    ours, theirs = trained.encoding, task.encoding
-    assert isinstance(theirs, SeriesEncoding)
-    same = ours.num_tokens == theirs.num_tokens and trained.labels == task.labels
-    if not same or not all(
-        np.shape(a) == np.shape(b) and np.allclose(a, b)
-        for a, b in ((ours.mean, theirs.mean), (ours.std, theirs.std))
-    ):
+    """The data are those that the model was trained on: same classes, sizes and statistics."""
+    same = (trained.sizes, trained.labels) == (task.sizes, task.labels)
+    if not same or not _same_statistics(trained.encoding, task.encoding):
         raise ValueError(
             f"the data of {task.name} are not those that the model was trained on; give their "
             "folder, or use primal predict for other cases"
         )
+
+
+def _same_statistics(ours: SeriesEncoding | None, theirs: Encoding | None) -> bool:
+    if ours is None or not isinstance(theirs, SeriesEncoding):
+        return ours is theirs
+    return ours.num_tokens == theirs.num_tokens and all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b)
+        for a, b in ((ours.mean, theirs.mean), (ours.std, theirs.std))
+    )
 
 
 def _evaluated(trained: Trained, task: Task, cases: Cases, accelerator: str) -> Evaluation:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.trained import Trained, load_trained
-from primal_attention.tasks import Series
+from primal_attention.tasks import Series, SeriesEncoding
 from primal_attention.tasks.ts_files import read_ts
 from primal_attention.training.checkpoint import write_text
 
@@ -40,14 +40,23 @@ def register(program: "Typer") -> None:
         """Write the class and the probability of each class of every case in a file."""
         with naming("--checkpoint"):
             trained = load_trained(checkpoint)
+            encoding = _encoding(trained)
         with naming("FILE"):
-            inputs = trained.encoding.encode(read_series(file))
+            inputs = encoding.encode(read_series(file))
         with naming("--out"):
             _check_folder(out)
         console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         probabilities = torch.cat(list(_probabilities(trained, inputs, console)))
         write_text(out, _to_csv(trained.labels, probabilities))
         console.print(f"{out}: {len(probabilities)} cases, {len(trained.labels)} classes")
+
+
+def _encoding(trained: Trained) -> SeriesEncoding:
+    if trained.encoding is None:
+        raise ValueError(
+            f"a model of {trained.recipe.task} reads no time series; primal evaluate measures it"
+        )
+    return trained.encoding
 
 
 def read_series(path: Path) -> Series:

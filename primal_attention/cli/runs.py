@@ -1,19 +1,17 @@
 """What training, evaluation and sweeps share: recipes, data and run directories."""
 
-import hashlib
 import inspect
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from primal_attention.attention import ATTENTIONS
 from primal_attention.cli.mistakes import naming
 from primal_attention.models.stacks import mechanism_of
-from primal_attention.tasks import Sizes, Task, uea_task
+from primal_attention.tasks import Sizes, Task
 from primal_attention.training.building import build_model
+from primal_attention.training.cases import task_of
 from primal_attention.training.recipe import Recipe, nearest
 from primal_attention.training.recipes import find_recipe
 from primal_attention.training.run_directory import RECIPE
@@ -46,10 +44,8 @@ def _check_option(key: str, model: str) -> None:
 
 def load_task(recipe: Recipe, folder: Path | None) -> Task:
     """The data of a recipe, split as it says."""
-    name = recipe.task.partition("/")[2]
-    valid: float | Literal["test"] = recipe.valid_fraction or "test"
     with naming("TASK" if folder is None else "TASK or --data"):
-        return uea_task(name, folder=folder, valid=valid, seed=recipe.seed)
+        return task_of(recipe, folder)
 
 
 def check_model(recipe: Recipe, sizes: Sizes) -> None:
@@ -64,15 +60,3 @@ def check_directory(directory: Path, recipe: Recipe) -> None:
     with naming("--out"):
         if path.exists():
             recipe.check_same(Recipe.from_json(path.read_text()), directory)
-
-
-def run_directory(out: Path, recipe: Recipe) -> Path:
-    """Where a run goes; settings that are not the named recipe's have a place of their own."""
-    named = find_recipe(recipe.task, recipe.model, recipe.protocol, recipe.seed)
-    ours, theirs = (json.loads(each.to_json()) for each in (recipe, named))
-    changed = {name: value for name, value in ours.items() if value != theirs[name]}
-    name = f"seed{recipe.seed}"
-    if changed:
-        text = json.dumps(changed, sort_keys=True)
-        name += f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return out / recipe.task / recipe.model / recipe.protocol / name

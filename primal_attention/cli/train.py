@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from primal_attention.cli.mistakes import naming
-from primal_attention.cli.runs import (
-    check_directory,
-    check_model,
-    load_task,
-    recipe_of,
-    run_directory,
-)
+from primal_attention.cli.runs import check_directory, check_model, load_task, recipe_of
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
 from primal_attention.training.loop import BEST, LAST
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import add_rows, current_commit, row_of
-from primal_attention.training.run_directory import RESULT
+from primal_attention.training.run_directory import RESULT, directory_of
 from primal_attention.training.tables import EXPECTED, printed_number, read_expected
 
 if TYPE_CHECKING:
@@ -36,7 +30,9 @@ def register(program: "Typer") -> None:
 
     @program.command()
     def train(  # noqa: PLR0913 - each is an option of the command
-        task: Annotated[str, typer.Argument(help="For instance uea/JapaneseVowels.")],
+        task: Annotated[
+            str, typer.Argument(help="For instance uea/JapaneseVowels or lra/listops.")
+        ],
         model: Annotated[str, typer.Option(help="primalformer, primal_plus, softmax, ...")],
         protocol: Annotated[str, typer.Option(help="clean, or paper.")] = "clean",
         seed: Annotated[int, typer.Option(help="Of weights, order and split.")] = 0,
@@ -61,7 +57,7 @@ def register(program: "Typer") -> None:
         recipe = recipe_of(task, model, protocol, seed, set_ or ())
         cases = load_task(recipe, data)
         check_model(recipe, cases.sizes)
-        directory = run_directory(out, recipe)
+        directory = directory_of(out, recipe)
         check_directory(directory, recipe)
         logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
         with naming("--devices, --accelerator, --strategy or --set precision"):
@@ -114,14 +110,15 @@ def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None
     from rich.console import Console
 
     on_test = outcome.recipe.valid_fraction is None
-    selection = "best epoch on the test cases" if on_test else "best epoch on validation cases"
-    epoch = outcome.rounds[outcome.best]["epoch"]
+    unit = "epoch" if outcome.recipe.steps is None else "step"
+    selection = f"best {unit} on {'the test' if on_test else 'validation'} cases"
+    place = outcome.rounds[outcome.best][unit]
     checkpoint = directory / BEST
     command = ["primal", "evaluate", str(checkpoint), *(["--data", str(data)] if data else [])]
     rows = {
         f"test {outcome.metric}": f"{outcome.value:.2f}",
         **_printed(outcome.recipe),
-        "selection": f"{selection} ({outcome.valid:.2f}, epoch {epoch})",
+        "selection": f"{selection} ({outcome.valid:.2f}, {unit} {place})",
         "time": f"{outcome.seconds:.1f} s, {outcome.steps} steps on {outcome.device}",
         "checkpoint": str(checkpoint),
         "evaluate it": shlex.join(command),

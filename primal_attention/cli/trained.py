@@ -18,8 +18,9 @@ class Trained(NamedTuple):
 
     recipe: Recipe
     model: nn.Module
+    sizes: Sizes
     labels: tuple[str, ...]
-    encoding: SeriesEncoding
+    encoding: SeriesEncoding | None  # None where tokens are symbols
 
 
 def load_trained(path: Path) -> Trained:
@@ -28,12 +29,12 @@ def load_trained(path: Path) -> Trained:
     checkpoint = read_checkpoint(path)
     facts = checkpoint.facts
     missing = {"recipe", "sizes", "labels", "encoding"} - facts.keys()
-    if missing or facts["encoding"] is None:
-        what = ", ".join(sorted(missing)) or "encoding"
+    if missing:
+        what = ", ".join(sorted(missing))
         raise ValueError(f"{path} lacks {what}; give the {BEST} of a run directory")
     recipe = Recipe.from_json(facts["recipe"])
     with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
-        model = build_model(recipe, Sizes(**facts["sizes"]))
+        model = build_model(recipe, sizes := Sizes(**facts["sizes"]))
     model.load_state_dict(checkpoint.tensors)
-    encoding = SeriesEncoding.from_dict(facts["encoding"])
-    return Trained(recipe, model.eval(), tuple(facts["labels"]), encoding)
+    encoding = facts["encoding"] and SeriesEncoding.from_dict(facts["encoding"])
+    return Trained(recipe, model.eval(), sizes, tuple(facts["labels"]), encoding)

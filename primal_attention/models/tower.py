@@ -14,7 +14,7 @@ from primal_attention.attention.options import check_choice, check_probabilities
 from primal_attention.models.encoder import Encoder
 from primal_attention.precision import accumulation_dtype
 
-POOLINGS = ("mean", "class_token", "flatten")
+POOLINGS = ("mean", "class_token", "flatten", "padded_mean")
 
 
 class Tower(nn.Module):
@@ -26,9 +26,11 @@ class Tower(nn.Module):
         pooling: What the features are. ``"mean"``: the mean over the real tokens.
             ``"class_token"``: the output at a learnt token put before the others. ``"flatten"``:
             all outputs side by side, zero at padding, as the paper does for time series; for
-            sequences of at most ``num_tokens`` tokens.
+            sequences of at most ``num_tokens`` tokens. ``"padded_mean"``: the sum over the real
+            tokens, divided by the padded length, as released for the Long Range Arena.
         num_tokens: The longest sequence; only ``"flatten"`` needs it.
         dropout: Probability of dropout of the embedded tokens and of the features.
+        drop_features: Whether the features are dropped too.
         mask_attention: Whether attention sees the mask. The released code for time series lets
             padding into every layer and masks the output of the last alone; ``False`` does that,
             and what stands at padding then counts: zeros, in the released data.
@@ -42,6 +44,7 @@ class Tower(nn.Module):
         pooling: str = "mean",
         num_tokens: int | None = None,
         dropout: float = 0.0,
+        drop_features: bool = True,
         mask_attention: bool = True,
     ):
         check_sizes(num_tokens=num_tokens)
@@ -51,7 +54,7 @@ class Tower(nn.Module):
             raise ValueError("pooling='flatten' needs num_tokens, the longest sequence")
         super().__init__()
         self.pooling, self.num_tokens, self.dropout = pooling, num_tokens, dropout
-        self.mask_attention = mask_attention
+        self.drop_features, self.mask_attention = drop_features, mask_attention
         self.embedding, self.encoder = embedding, encoder
         if pooling == "class_token":
             self.class_token = nn.Parameter(torch.empty(encoder.dim).uniform_(-0.02, 0.02))
@@ -69,11 +72,13 @@ class Tower(nn.Module):
             x = torch.where(token_mask if x.dim() == 2 else token_mask[..., None], x, 0)
         x = self._drop(self.embedding(x))
         if self.pooling == "class_token":
-            return self._drop(self._encode(*self._with_class_token(x, token_mask))[:, 0])
+            return self._features(self._encode(*self._with_class_token(x, token_mask))[:, 0])
         y = self._encode(x, token_mask)
         if self.pooling == "mean":
-            return self._drop(_mean_over_tokens(y, token_mask))
-        return self._flatten(self._drop(F.gelu(y)), token_mask)
+            return self._features(_mean_over_tokens(y, token_mask))
+        if self.pooling == "padded_mean":
+            return self._features(zero_padding(y, token_mask).mean(1))
+        return self._flatten(self._features(F.gelu(y)), token_mask)
 
     def _encode(self, x: Tensor, token_mask: Tensor | None) -> Tensor:
         y: Tensor = self.encoder(x, token_mask=token_mask if self.mask_attention else None)
@@ -94,6 +99,9 @@ class Tower(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
+
+    def _features(self, x: Tensor) -> Tensor:
+        return self._drop(x) if self.drop_features else x
 
 
 def _mean_over_tokens(y: Tensor, token_mask: Tensor | None) -> Tensor:

@@ -70,7 +70,7 @@ def build_network(
 ) -> SequenceClassifier:
     """The network of a recipe with trained weights, on the CPU."""
     with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
-        network = build_model(recipe, sizes)
+        network: SequenceClassifier = build_model(recipe, sizes)
     network.load_state_dict(weights)
     return network.eval()
 

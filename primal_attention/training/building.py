@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from primal_attention.attention.statistics import KSVDLayer
-from primal_attention.models import Embedding, Encoder, SequenceClassifier, build_attentions
+from primal_attention.models import (
+    Embedding,
+    Encoder,
+    SequenceClassifier,
+    Tower,
+    TwoTowerClassifier,
+    build_attentions,
+)
+from primal_attention.models.leaking import PaddingLeaks
 from primal_attention.tasks import Sizes
 from primal_attention.training.recipe import Recipe
 
@@ -19,13 +29,45 @@ _OPTIMIZERS: dict[str, type[Optimizer]] = {
 _FUSED = ("adam", "adamw")  # on a GPU one pass over the parameters
 
 
-def build_model(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
-    """The classifier of a recipe for cases of those sizes; parameters from the current seed."""
-    longest = sizes.num_tokens + (recipe.pooling == "class_token")
-    options = {"max_tokens": longest, **recipe.attention}
-    attentions = build_attentions(
-        recipe.model, recipe.num_layers, recipe.dim, recipe.num_heads, **options
+def build_model(recipe: Recipe, sizes: Sizes) -> Any:
+    """The classifier of a recipe for cases of those sizes; parameters from the current seed.
+
+    A ``SequenceClassifier``, or a ``TwoTowerClassifier`` where the recipe has two towers.
+    """
+    model = _pairs(recipe, sizes) if recipe.num_towers == 2 else _sequences(recipe, sizes)
+    if not uses_objective(recipe, model):
+        freeze_objective(model)
+    return model
+
+
+def _sequences(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
+    return SequenceClassifier(
+        *_embedding_and_encoder(recipe, sizes),
+        sizes.num_outputs,
+        pooling=recipe.pooling,
+        num_tokens=sizes.num_tokens,
+        dropout=recipe.dropout,
+        mask_attention=recipe.mask_attention,
+        hidden_dim=recipe.head_hidden_dim,
     )
+
+
+def _pairs(recipe: Recipe, sizes: Sizes) -> TwoTowerClassifier:
+    if recipe.head_hidden_dim is None:
+        raise ValueError("two towers have a hidden layer in the head; set head_hidden_dim")
+    tower = Tower(
+        *_embedding_and_encoder(recipe, sizes),
+        pooling=recipe.pooling,
+        num_tokens=sizes.num_tokens,
+        dropout=recipe.dropout,
+        drop_features=False,
+        mask_attention=recipe.mask_attention,
+    )
+    return TwoTowerClassifier(tower, sizes.num_outputs, hidden_dim=recipe.head_hidden_dim)
+
+
+def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[Embedding, Encoder]:
+    attentions = _attentions(recipe, sizes)
     embedding = Embedding(
         recipe.dim,
         sizes.num_tokens,
@@ -33,21 +75,23 @@ def build_model(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
         kernel_size=recipe.kernel_size,
         vocab_size=sizes.vocab_size,
     )
+    if sizes.vocab_size is not None:  # positions start as symbols do
+        nn.init.normal_(embedding.positions, std=0.02)
     encoder = Encoder(
         attentions, recipe.dim, recipe.ffn_dim, norm=recipe.norm, dropout=recipe.dropout
     )
-    model = SequenceClassifier(
-        embedding,
-        encoder,
-        sizes.num_outputs,
-        pooling=recipe.pooling,
-        num_tokens=sizes.num_tokens,
-        dropout=recipe.dropout,
-        mask_attention=recipe.mask_attention,
+    return embedding, encoder
+
+
+def _attentions(recipe: Recipe, sizes: Sizes) -> list[nn.Module]:
+    longest = sizes.num_tokens + (recipe.pooling == "class_token")
+    options = {"max_tokens": longest, **recipe.attention}
+    attentions = build_attentions(
+        recipe.model, recipe.num_layers, recipe.dim, recipe.num_heads, **options
     )
-    if not uses_objective(recipe, model):
-        freeze_objective(model)
-    return model
+    if recipe.mask_primal:
+        return attentions
+    return [PaddingLeaks(each) if isinstance(each, KSVDLayer) else each for each in attentions]
 
 
 def uses_objective(recipe: Recipe, model: nn.Module) -> bool:
@@ -69,7 +113,12 @@ def freeze_objective(model: nn.Module) -> None:
 def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = False) -> Optimizer:
     """The optimiser of a recipe over the parameters that are not frozen."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    settings = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "capturable": capturable}
+    settings = {
+        "lr": recipe.lr,
+        "weight_decay": recipe.weight_decay,
+        "eps": recipe.adam_eps,
+        "capturable": capturable,
+    }
     if capturable and recipe.optimizer in _FUSED:
         settings["fused"] = True
     return _OPTIMIZERS[recipe.optimizer](parameters, **settings)  # type: ignore[arg-type]

@@ -33,10 +33,10 @@ class Lines(Watcher):
     def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
         """Say where it begins."""
         self.progress, self.plan = progress, plan
-        self.done_before = _steps(progress)
+        self.done_before = progress.steps
         self.began = time.monotonic()
         self.said, self.unsaid = -self.every, ""
-        going_on = f" after epoch {progress.rounds[-1]['epoch']}" if progress.rounds else ""
+        going_on = f" after {_place(plan, progress)}" if progress.rounds else ""
         self._say(f"{recipe.task}, {recipe.model}, {plan.total_steps} steps{going_on}")
 
     def round(self, entry: Entry) -> None:
@@ -59,7 +59,7 @@ class Lines(Watcher):
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _time_left(self) -> str:
-        done = _steps(self.progress)
+        done = self.progress.steps
         pace = (time.monotonic() - self.began) / (done - self.done_before)
         minutes, seconds = divmod(round(pace * (self.plan.total_steps - done)), 60)
         return f"{minutes}:{seconds:02d}"
@@ -81,7 +81,7 @@ class _Bar(Watcher):
         times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
         self.bar: Any = RichProgress(*columns, *times, console=self.console)
         text = _told(plan, progress)
-        self.line = self.bar.add_task(text, total=plan.total_steps, completed=_steps(progress))
+        self.line = self.bar.add_task(text, total=plan.total_steps, completed=progress.steps)
         self.bar.start()
 
     def step(self, step: int) -> None:
@@ -101,17 +101,24 @@ class _Bar(Watcher):
         return self
 
 
-def _steps(progress: Progress) -> int:
-    return int(progress.rounds[-1]["step"]) if progress.rounds else 0
-
-
 def _told(plan: Plan, progress: Progress) -> str:
     """The last and the best round in words."""
     if not progress.rounds:
-        return f"epoch 0/{plan.epochs}"
+        return f"{_place(plan, progress)}/{_end(plan)}"
     last, best = progress.rounds[-1], progress.rounds[progress.best]
     metric = next(reversed(last)).removeprefix("valid_")
     return (
-        f"epoch {last['epoch']}/{plan.epochs}, loss {last['train_loss']:.4f}, "
+        f"{_place(plan, progress)}/{_end(plan)}, loss {last['train_loss']:.4f}, "
         f"{metric} {last[f'valid_{metric}']:.4g}, best {best[f'valid_{metric}']:.4g}"
     )
+
+
+def _place(plan: Plan, progress: Progress) -> str:
+    """How far a run is, in what it is counted in."""
+    if plan.steps is not None:
+        return f"step {progress.steps}"
+    return f"epoch {progress.rounds[-1]['epoch'] if progress.rounds else 0}"
+
+
+def _end(plan: Plan) -> int:
+    return plan.epochs if plan.steps is None else plan.steps

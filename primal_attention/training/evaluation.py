@@ -12,7 +12,7 @@ from primal_attention.training.devices import mean_over_processes
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-_TOKENS = 2**16  # of a batch
+_TOKENS, _SYMBOLS = 2**16, 2**18  # of a batch; models of symbols have short vectors
 
 
 class Evaluation(NamedTuple):
@@ -28,7 +28,7 @@ def evaluate(model: Any, goal: Goal, cases: Cases, fabric: Fabric) -> Evaluation
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=fabric.device)
     mine = torch.arange(fabric.global_rank, len(cases), fabric.world_size, device=fabric.device)
-    size = max(1, _TOKENS // next(iter(cases.inputs.values())).shape[1])
+    size = _batch_size(cases)
     batches = -(-len(cases) // (size * fabric.world_size))  # the same in every process
     for index in range(batches):
         # A sharded model needs every process in every pass, those without a case included.
@@ -41,3 +41,8 @@ def evaluate(model: Any, goal: Goal, cases: Cases, fabric: Fabric) -> Evaluation
     means = mean_over_processes(fabric, sums) * fabric.world_size / len(cases)
     loss, score = means.tolist()
     return Evaluation(loss, goal.value(score))
+
+
+def _batch_size(cases: Cases) -> int:
+    x = next(iter(cases.inputs.values()))
+    return max(1, (_TOKENS if x.is_floating_point() else _SYMBOLS) // x.shape[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from primal_attention.tasks import Task
+from primal_attention.tasks import Cases, Task
 from primal_attention.training.building import build_model, build_optimizer
 from primal_attention.training.checkpoint import (
     Checkpoint,
@@ -27,8 +28,8 @@ from primal_attention.training.checkpoint import (
 from primal_attention.training.devices import check_precision, mean_over_processes
 from primal_attention.training.evaluation import Evaluation, evaluate
 from primal_attention.training.order import Plan, set_seed
+from primal_attention.training.progress import Entry, OutOfTimeError, Progress, Saving, Watcher
 from primal_attention.training.progress import Outcome as Outcome
-from primal_attention.training.progress import Progress, Watcher
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.schedules import lr_factor
 from primal_attention.training.step import Step, can_replay
@@ -53,6 +54,7 @@ def train(
     directory: Path | None = None,
     watcher: Watcher | None = None,
     save_every: float = 30.0,
+    until: float = math.inf,
 ) -> Outcome:
     """Train a recipe on a task and measure the best round on the test cases, once.
 
@@ -63,11 +65,15 @@ def train(
         directory: Where checkpoints go; a run that was interrupted there is resumed.
         watcher: Is told how it goes.
         save_every: Least number of seconds between two checkpoints.
+        until: The ``time.time()`` at which it has to stop. The round under way ends and is saved.
+
+    Raises:
+        OutOfTimeError: The run stopped there; called again with the directory it goes on.
     """
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     watcher = watcher or Watcher()
     with torch.random.fork_rng(devices=devices):
-        run = Run(recipe, task, fabric, directory, watcher, save_every)
+        run = Run(recipe, task, fabric, directory, watcher, Saving(save_every, until))
         run.run()
         return run.outcome(run.refitted() if recipe.refit else run)
 
@@ -82,18 +88,20 @@ class Run:
         fabric: Fabric,
         directory: Path | None,
         watcher: Watcher,
-        save_every: float,
+        saving: Saving,
     ):
         check_precision(fabric, recipe.precision)
         _check_cases(task)
         self.recipe, self.fabric = recipe, fabric
         self.watcher = watcher if fabric.is_global_zero else Watcher()
-        self.directory, self.save_every = directory, save_every
+        self.directory, self.saving = directory, saving
         self.task = task.to(fabric.device)
-        cases, batch_size = len(task.train), recipe.batch_size
-        self.plan = Plan(recipe.seed, cases, batch_size, recipe.epochs, recipe.eval_every)
+        cases, size, every = len(task.train), recipe.batch_size, recipe.eval_every
+        self.plan = Plan(recipe.seed, cases, size, recipe.epochs, every, recipe.steps)
         set_seed(recipe.seed, fabric.device)
         model = build_model(recipe, task.sizes)
+        if recipe.compile:
+            model.compile(dynamic=False)
         self.model: Any = fabric.setup(model)
         optimizer = build_optimizer(recipe, self.model, capturable=can_replay(recipe, fabric))
         self.optimizer: Any = fabric.setup_optimizers(optimizer)
@@ -112,20 +120,22 @@ class Run:
                 now = time.monotonic()
                 self.progress.seconds += now - began
                 began = now
-                if self._over() or now - saved >= self.save_every:
+                late = self.fabric.broadcast(time.time() >= self.saving.until)
+                if self._over() or late or now - saved >= self.saving.every:
                     self._save()
                     saved = time.monotonic()
+                if late and not self._over():
+                    raise OutOfTimeError(f"the time is over after step {self.progress.steps}")
         finally:
             self.watcher.stop()
 
     def refitted(self) -> Run:
         """A run as long as the best round of this one, on the validation cases too."""
-        epochs = int(self.progress.rounds[self.progress.best]["epoch"])
-        recipe = replace(self.recipe, epochs=epochs, eval_every=epochs, patience=None)
+        recipe = _as_long_as(self.progress.rounds[self.progress.best], self.recipe)
         task = replace(self.task, train=self.task.train.joined(self.task.valid))
         directory = self.directory and self.directory / REFIT
         watcher = self.watcher.of_refit()
-        run = Run(recipe, task, self.fabric, directory, watcher, self.save_every)
+        run = Run(recipe, task, self.fabric, directory, watcher, self.saving)
         run.run()
         return run
 
@@ -139,24 +149,23 @@ class Run:
         self.plan.reseed(index, self.fabric.global_rank, self.fabric.device)
         self.model.train()
         sums = torch.zeros(2, device=self.fabric.device)  # of the losses and of the objectives
-        steps = 0
-        for epoch in self.plan.epochs_of(index):
-            for indices in self.plan.batches(epoch, self.fabric.device):
-                step = epoch * self.plan.steps_per_epoch + steps % self.plan.steps_per_epoch
-                factor = lr_factor(recipe.schedule, step, self.plan.total_steps, recipe.warmup)
-                sums += self.step(indices, recipe.lr * factor)
-                steps += 1
-                self.watcher.step(step)
-        loss, objective = mean_over_processes(self.fabric, sums / steps).tolist()
+        steps = self.plan.steps_of(index)
+        batches = self.plan.batches_of(index, self.fabric.device)
+        for step, indices in zip(steps, batches, strict=True):
+            factor = lr_factor(recipe.schedule, step, self.plan.total_steps, recipe.warmup)
+            sums += self.step(indices, recipe.lr * factor)
+            self.watcher.step(step)
+        loss, objective = mean_over_processes(self.fabric, sums / len(steps)).tolist()
+        epoch = self.plan.epochs_after(steps.stop)
         if not math.isfinite(loss):
             raise FloatingPointError(
-                f"the training loss is {loss} in epoch {epoch + 1}; try a lower lr than "
+                f"the training loss is {loss} in epoch {epoch}; try a lower lr than "
                 f"{recipe.lr}, a clip_norm, or precision=fp32"
             )
-        found = evaluate(self.model, self.task.goal, self.task.valid, self.fabric)
+        found = self._evaluate(self.task.valid)
         entry = {
-            "epoch": epoch + 1,
-            "step": (epoch + 1) * self.plan.steps_per_epoch,
+            "epoch": epoch,
+            "step": steps.stop,
             "train_loss": loss,
             "objective": objective,
             "valid_loss": found.loss,
@@ -168,6 +177,11 @@ class Run:
             self.best_weights = gather_model(self.model.module)
         self.watcher.round(entry)
         self.fabric.log_dict(entry, step=int(entry["step"]))
+
+    def _evaluate(self, cases: Cases) -> Evaluation:
+        as_written = torch.compiler.set_stance("force_eager") if self.recipe.compile else None
+        with as_written or nullcontext():
+            return evaluate(self.model, self.task.goal, cases, self.fabric)
 
     def _is_best(self, found: Evaluation) -> bool:
         """A better metric, or the same with a lower loss."""
@@ -245,7 +259,7 @@ class Run:
         if last is not self and self.directory is not None and self.fabric.is_global_zero:
             self._save_best(self.directory)
         load_model(self.model.module, self.best_weights)
-        test = evaluate(self.model, self.task.goal, self.task.test, self.fabric)
+        test = self._evaluate(self.task.test)
         runs = [self] if last is self else [self, last]
         best = self.progress.rounds[self.progress.best]
         return Outcome(
@@ -260,6 +274,15 @@ class Run:
             device_name(self.fabric.device),
             self.best_weights,
         )
+
+
+def _as_long_as(entry: Entry, recipe: Recipe) -> Recipe:
+    """The recipe of a run that ends where that round did, with no look at the cases before."""
+    if recipe.steps is not None:
+        steps = int(entry["step"])
+        return replace(recipe, steps=steps, eval_every=steps, patience=None)
+    epochs = int(entry["epoch"])
+    return replace(recipe, epochs=epochs, eval_every=epochs, patience=None)
 
 
 def _check_cases(task: Task) -> None:

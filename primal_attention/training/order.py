@@ -7,18 +7,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a run: epochs of shuffled cases, rounds of epochs that end in an evaluation."""
+    """The steps of a run, and its rounds, each of which ends in an evaluation.
+
+    A run of epochs has a shorter last batch in each. A run of steps has full batches alone: epochs
+    follow each other without a seam, and a batch may have cases of two.
+    """
 
     seed: int
     num_cases: int
     batch_size: int
     epochs: int
-    eval_every: int
+    eval_every: int  # epochs, or steps where steps are given
+    steps: int | None = None  # in place of epochs
 
     @property
     def steps_per_epoch(self) -> int:
@@ -28,24 +34,54 @@ class Plan:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run, unless it stops early."""
-        return self.epochs * self.steps_per_epoch
+        return self.epochs * self.steps_per_epoch if self.steps is None else self.steps
 
     @property
     def num_rounds(self) -> int:
         """Evaluations of the whole run; the last round may be shorter."""
-        return -(-self.epochs // self.eval_every)
+        return -(-(self.steps or self.epochs) // self.eval_every)
 
     def epochs_of(self, round_index: int) -> range:
-        """The epochs of a round."""
+        """The epochs of a round, in a run of epochs."""
         first = round_index * self.eval_every
         return range(first, min(first + self.eval_every, self.epochs))
 
+    def steps_of(self, round_index: int) -> range:
+        """The steps of a round."""
+        length = self.eval_every * (self.steps_per_epoch if self.steps is None else 1)
+        first = round_index * length
+        return range(first, min(first + length, self.total_steps))
+
+    def epochs_after(self, steps: int) -> float:
+        """How often the cases were seen after so many steps."""
+        if self.steps is None:
+            return steps // self.steps_per_epoch
+        return round(steps * self.batch_size / self.num_cases, 3)
+
+    def batches_of(self, round_index: int, device: torch.device) -> Iterator[Tensor]:
+        """The indices of each batch of a round, on the device of the cases."""
+        if self.steps is None:
+            for epoch in self.epochs_of(round_index):
+                yield from self.batches(epoch, device)
+            return
+        steps = self.steps_of(round_index)
+        first, last = steps.start * self.batch_size, steps.stop * self.batch_size
+        epochs = range(first // self.num_cases, -(-last // self.num_cases))
+        order = np.concatenate([self._order(epoch) for epoch in epochs])
+        begin = first - epochs.start * self.num_cases
+        yield from self._split(order[begin : begin + last - first], device)
+
     def batches(self, epoch: int, device: torch.device) -> Iterator[Tensor]:
-        """The indices of each batch of an epoch, on the device of the cases."""
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.num_cases)
-        indices = torch.from_numpy(order).to(device)
-        for step in range(self.steps_per_epoch):
-            yield indices[step * self.batch_size : (step + 1) * self.batch_size]
+        """The indices of each batch of an epoch."""
+        yield from self._split(self._order(epoch), device)
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        return np.random.default_rng([self.seed, epoch]).permutation(self.num_cases)
+
+    def _split(self, order: NDArray[np.int64], device: torch.device) -> Iterator[Tensor]:
+        indices = _copied_ahead(order, device)
+        for first in range(0, len(order), self.batch_size):
+            yield indices[first : first + self.batch_size]
 
     def reseed(self, round_index: int, process: int, device: torch.device) -> None:
         """Begin a round with random numbers of its own, in each process."""
@@ -59,3 +95,11 @@ def set_seed(seed: int, device: torch.device) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
+
+
+def _copied_ahead(order: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Indices on a device; nobody waits for the copy, nor for what the device is at."""
+    indices = torch.from_numpy(order)
+    if device.type != "cuda":
+        return indices.to(device)
+    return indices.pin_memory().to(device, non_blocking=True)

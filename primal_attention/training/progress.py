@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -22,6 +23,11 @@ class Progress:
     best: int = -1  # index of the best round
     seconds: float = 0.0
 
+    @property
+    def steps(self) -> int:
+        """Steps that were made."""
+        return int(self.rounds[-1]["step"]) if self.rounds else 0
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -37,6 +43,17 @@ class Outcome:
     seconds: float
     device: str
     weights: dict[str, Tensor]  # of the best round, on the CPU
+
+
+class Saving(NamedTuple):
+    """When a run is saved: every so many seconds, and when its time is over."""
+
+    every: float
+    until: float
+
+
+class OutOfTimeError(Exception):
+    """A run had to stop before its end; it goes on from what is saved."""
 
 
 class Watcher:

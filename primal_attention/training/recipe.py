@@ -27,8 +27,10 @@ class Recipe:
     model: str  # a name of MODELS
     protocol: str = "clean"
     seed: int = 0
-    valid_fraction: float | None = 0.2  # held out of train; None selects on the test cases
+    #   Held out of train; 0: the set has validation cases; None: the test cases select.
+    valid_fraction: float | None = 0.2
 
+    num_towers: int = 1  # 2: a case is a pair of sequences
     num_layers: int = 2
     dim: int = 512
     num_heads: int = 8
@@ -36,8 +38,10 @@ class Recipe:
     kernel_size: int = 1  # of the map that embeds vectors; odd
     norm: str = "post"
     pooling: str = "mean"
+    head_hidden_dim: int | None = None  # of a hidden layer before the outputs
     dropout: float = 0.1
     mask_attention: bool = True  # False: padding leaks into attention, as released for UEA
+    mask_primal: bool = True  # False: it leaks into Primal layers alone, as released for LRA
     attention: Mapping[str, Any] = field(default_factory=dict)  # options of the mechanism
 
     eta: float = 0.0  # weight of the KSVD objective
@@ -46,16 +50,19 @@ class Recipe:
     optimizer: str = "radam"
     lr: float = 1e-3
     weight_decay: float = 0.0
+    adam_eps: float = 1e-8
     batch_size: int = 16
     epochs: int = 100
+    steps: int | None = None  # in place of epochs: batches are then all full
     schedule: str = "constant"
     warmup: float = 0.0  # the part of all steps in which the learning rate rises
     clip_norm: float | None = 4.0
-    eval_every: int = 1  # epochs between two evaluations
+    eval_every: int = 1  # epochs between two evaluations; steps where steps are given
     patience: int | None = None  # evaluations without a better one before training stops
     refit: bool = False  # then train anew, as long as the best epoch, on validation cases too
     precision: str = "fp32"
     graph: bool = True  # on one CUDA device, replay the step as a graph
+    compile: bool = False  # train through torch.compile; evaluations are as without it
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained, by name."""
@@ -69,19 +76,23 @@ class Recipe:
         )
         for name in ("num_layers", "batch_size", "epochs", "eval_every"):
             _check(name, getattr(self, name), lambda value: value >= 1, "at least 1")
+        for name in ("steps", "head_hidden_dim", "patience"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), lambda value: value >= 1, "at least 1")
+        _check("num_towers", self.num_towers, lambda value: value in (1, 2), "1 or 2")
         for name in ("eta", "weight_decay"):
             _check(name, getattr(self, name), lambda value: value >= 0, "not negative")
         _check("seed", self.seed, lambda value: value >= 0, "not negative")
-        _check("lr", self.lr, lambda value: value > 0, "positive")
+        for name in ("lr", "adam_eps"):
+            _check(name, getattr(self, name), lambda value: value > 0, "positive")
         _check("warmup", self.warmup, lambda value: 0 <= value <= 1, "between 0 and 1")
-        if self.patience is not None:
-            _check("patience", self.patience, lambda value: value >= 1, "at least 1")
         if self.clip_norm is not None:
             _check("clip_norm", self.clip_norm, lambda value: value > 0, "positive")
         if self.refit and self.valid_fraction is None:
             raise ValueError("refit=True needs a valid_fraction: the test cases are not trained on")
         if self.valid_fraction is not None:
-            _check("valid_fraction", self.valid_fraction, lambda value: 0 < value < 1, "in (0, 1)")
+            what = "in (0, 1), or 0 where the set has validation cases"
+            _check("valid_fraction", self.valid_fraction, lambda value: 0 <= value < 1, what)
 
     def to_json(self) -> str:
         """The recipe as text, which ``from_json`` reads."""

@@ -87,13 +87,19 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def add_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows to a results file; a row of the same run is replaced."""
+def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> None:
+    """Add rows to a results file; a row of the same run is replaced.
+
+    Args:
+        path: Of the file, which is made where there is none.
+        rows: With all of ``COLUMNS``.
+        more: Columns that they have beside those.
+    """
     with _locked(path):
         merged = {tuple(row[name] for name in KEY): row for row in [*read_rows(path), *rows]}
         text = io.StringIO()
         ordered = sorted(merged.values(), key=_order)
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(text, [*COLUMNS, *more], lineterminator="\n")
         writer.writeheader()
         writer.writerows(ordered)
         write_text(path, text.getvalue())

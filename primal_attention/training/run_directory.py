@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,7 @@ from primal_attention.training.logs import MetricsFile, TensorBoard
 from primal_attention.training.loop import BEST, train
 from primal_attention.training.progress import Outcome, Watcher, Watchers
 from primal_attention.training.recipe import Recipe
+from primal_attention.training.recipes import find_recipe
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -38,23 +41,43 @@ def train_in(
     *,
     watcher: Watcher | None = None,
     save_every: float = 30.0,
+    until: float = math.inf,
+    tensorboard: bool = True,
 ) -> Outcome:
     """Train in a directory, whatever happened there before.
 
     A run that was interrupted goes on as if it had not been; of one that is over the outcome is
-    read. The arguments are those of ``train``.
+    read. The arguments are those of ``train``; ``tensorboard=False`` leaves its files out.
     """
     found = _begin(directory, recipe) if fabric.is_global_zero else None
     found = fabric.broadcast(found)
     if found is not None:
         return found
-    watchers = Watchers([MetricsFile(directory), TensorBoard(directory), watcher or Watcher()])
+    logs = [MetricsFile(directory), *([TensorBoard(directory)] if tensorboard else [])]
     outcome = train(
-        recipe, task, fabric, directory=directory, watcher=watchers, save_every=save_every
+        recipe,
+        task,
+        fabric,
+        directory=directory,
+        watcher=Watchers([*logs, watcher or Watcher()]),
+        save_every=save_every,
+        until=until,
     )
     if fabric.is_global_zero:
         write_text(directory / RESULT, _to_json(outcome))
     return outcome
+
+
+def directory_of(out: Path, recipe: Recipe) -> Path:
+    """Where a run goes; settings that are not the named recipe's have a place of their own."""
+    named = find_recipe(recipe.task, recipe.model, recipe.protocol, recipe.seed)
+    ours, theirs = (json.loads(each.to_json()) for each in (recipe, named))
+    changed = {name: value for name, value in ours.items() if value != theirs[name]}
+    name = f"seed{recipe.seed}"
+    if changed:
+        text = json.dumps(changed, sort_keys=True)
+        name += f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return out / recipe.task / recipe.model / recipe.protocol / name
 
 
 def read_outcome(directory: Path) -> Outcome:

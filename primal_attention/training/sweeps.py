@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.models.stacks import mechanism_of
-from primal_attention.models.tower import POOLINGS
 from primal_attention.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -57,7 +56,8 @@ class Space:
         return [dict(zip(self.choices, each, strict=True)) for each in combinations]
 
 
-_PLAIN_SPACE = Space({"pooling": POOLINGS}, {"lr": (1e-4, 5e-3, "log"), "dropout": (0.0, 0.5, "")})
+_POOLINGS = ("mean", "class_token", "flatten")
+_PLAIN_SPACE = Space({"pooling": _POOLINGS}, {"lr": (1e-4, 5e-3, "log"), "dropout": (0.0, 0.5, "")})
 _PRIMAL_SPACE = Space(
     {**_PLAIN_SPACE.choices, "attention.num_directions": (10, 20, 30, 40, 50, 60)},
     {

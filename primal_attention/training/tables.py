@@ -24,7 +24,7 @@ from primal_attention.training.results import Row, settings_of
 
 EXPECTED, RESULTS = "expected.toml", "results.csv"
 PRINTED = "printed"  # the paper's own number, beside the protocols
-_SAME_MODEL = ("precision", "graph")  # settings of how the same thing is computed
+_SAME_MODEL = ("precision", "graph", "compile")  # settings of how the same thing is computed
 
 Key = tuple[tuple[str, str], ...]
 """What a row of a table stands for: pairs such as ("dataset", "Heartbeat")."""
@@ -41,14 +41,10 @@ class Expected:
     protocols: tuple[str, ...]
     column: str  # what the columns differ in: model, or a setting
     headings: Mapping[str, str]  # of each value of it
-    printed: Mapping[tuple[Key, str], float]
+    keys: tuple[Key, ...]  # what the rows stand for, in order
+    printed: Mapping[tuple[Key, str], float]  # of rows that the paper has
     model: str | None = None  # of all cells, where the columns are not models
     free: frozenset[str] = frozenset()  # settings in which a cell may differ from the recipe
-
-    @property
-    def keys(self) -> tuple[Key, ...]:
-        """What the rows stand for, in order."""
-        return tuple(dict.fromkeys(key for key, _ in self.printed))
 
 
 def read_expected(path: Path) -> Expected:
@@ -56,11 +52,13 @@ def read_expected(path: Path) -> Expected:
     try:
         values = tomllib.loads(path.read_text())
         columns = [_text(value) for value in values["columns"]]
+        keys = list[Key]()
         printed: dict[tuple[Key, str], float] = {}
         for row in values["rows"]:
-            numbers = row.pop("paper")
-            key = tuple((name, _text(value)) for name, value in row.items())
-            printed |= {(key, each): n for each, n in zip(columns, numbers, strict=True)}
+            numbers = row.pop("paper", None)
+            keys.append(tuple((name, _text(value)) for name, value in row.items()))
+            if numbers is not None:
+                printed |= {(keys[-1], each): n for each, n in zip(columns, numbers, strict=True)}
         return Expected(
             name=path.parent.name,
             title=values["title"],
@@ -69,6 +67,7 @@ def read_expected(path: Path) -> Expected:
             protocols=tuple(values["protocols"]),
             column=values["column"],
             headings=dict(zip(columns, values["headings"], strict=True)),
+            keys=tuple(keys),
             printed=printed,
             model=values.get("model"),
             free=frozenset(values.get("free", ())),

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from primal_attention.cli import train as train_module
-from primal_attention.cli.runs import recipe_of, run_directory
+from primal_attention.cli.runs import recipe_of
 from primal_attention.training import Watcher
+from primal_attention.training.run_directory import directory_of
 
 from .command import SMALL, TASK, primal, sets, told, train
 
@@ -79,7 +80,7 @@ def test_the_outcome_is_told_with_what_to_do_next(tmp_path):
 
 def test_settings_have_a_place_of_their_own(tmp_path):
     def place(*settings, seed=0):
-        return run_directory(tmp_path, recipe_of(TASK, "primalformer", "clean", seed, settings))
+        return directory_of(tmp_path, recipe_of(TASK, "primalformer", "clean", seed, settings))
 
     plain = place()
     assert plain == tmp_path / "uea" / "JapaneseVowels" / "primalformer" / "clean" / "seed0"
@@ -131,7 +132,7 @@ def test_mistakes_are_named_and_leave_nothing(tmp_path, arguments, message):
 
 
 def test_a_directory_of_another_recipe_is_not_touched(tmp_path):
-    directory = run_directory(tmp_path / "runs", recipe_of(TASK, "linear", "clean", 0, SMALL))
+    directory = directory_of(tmp_path / "runs", recipe_of(TASK, "linear", "clean", 0, SMALL))
     directory.mkdir(parents=True)
     other = json.loads(recipe_of(TASK, "linear", "clean", 0, ["lr=0.5"]).to_json())
     (directory / "recipe.json").write_text(json.dumps(other))

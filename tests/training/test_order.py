@@ -41,6 +41,27 @@ def test_rounds_share_out_the_epochs():
     assert PLAN.total_steps == 7 * 4
 
 
+@given(st.integers(1, 60), st.integers(1, 33), st.integers(1, 40), st.integers(1, 13))
+def test_a_run_of_steps_has_full_batches_and_sees_every_case_in_turn(cases, batch, steps, every):
+    plan = Plan(3, cases, batch, epochs=1, eval_every=every, steps=steps)
+    rounds = [list(plan.batches_of(index, CPU)) for index in range(plan.num_rounds)]
+    assert [len(each) for each in rounds] == [len(plan.steps_of(i)) for i in range(len(rounds))]
+    batches = [batch for each in rounds for batch in each]
+    assert [len(each) for each in batches] == [batch] * steps
+    seen = torch.cat(batches)
+    for epoch, part in enumerate(seen.split(cases)):
+        expected = order(replace(plan, steps=None), epoch)
+        assert part.tolist() == expected[: len(part)]
+    assert plan.epochs_after(steps) == pytest.approx(steps * batch / cases, abs=1e-3)
+
+
+def test_rounds_of_epochs_have_the_batches_of_their_epochs():
+    found = [each.tolist() for each in PLAN.batches_of(2, CPU)]
+    assert found == [each.tolist() for each in PLAN.batches(6, CPU)]
+    assert PLAN.steps_of(2) == range(24, 28)
+    assert PLAN.epochs_after(24) == 6
+
+
 def drawn(plan, round_index, process):
     with torch.random.fork_rng():
         plan.reseed(round_index, process, torch.device("cpu"))

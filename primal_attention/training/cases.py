@@ -1,0 +1,45 @@
+"""The task that a recipe is about, from the data at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from primal_attention.tasks import Task, lra_task, uea_task
+from primal_attention.tasks.lra.task import HELD_OUT
+from primal_attention.training.recipe import Recipe, nearest
+
+
+def task_of(recipe: Recipe, folder: Path | None = None) -> Task:
+    """The cases of a recipe, split as it says.
+
+    Args:
+        recipe: Its task is domain/set.
+        folder: Of the data of that domain; see ``load_uea`` and ``load_lra`` for the default.
+    """
+    domain, _, name = recipe.task.partition("/")
+    if domain not in _TASKS:
+        raise ValueError(f"no domain is called {domain!r}; {nearest(domain, _TASKS)}")
+    return _TASKS[domain](name, recipe, folder)
+
+
+def _uea(name: str, recipe: Recipe, folder: Path | None) -> Task:
+    if recipe.valid_fraction == 0:
+        raise ValueError("valid_fraction must be in (0, 1) or none: UEA has no validation cases")
+    valid: float | Literal["test"] = recipe.valid_fraction or "test"
+    return uea_task(name, folder=folder, valid=valid, seed=recipe.seed)
+
+
+def _lra(name: str, recipe: Recipe, folder: Path | None) -> Task:
+    text = None if recipe.protocol == "paper" else HELD_OUT
+    wanted = text if name == "text" else 0
+    if recipe.valid_fraction != wanted:
+        raise ValueError(
+            f"valid_fraction of lra/{name} is {wanted} under the {recipe.protocol} protocol, "
+            f"got {recipe.valid_fraction}"
+        )
+    return lra_task(name, folder=folder, protocol=recipe.protocol, seed=recipe.seed)
+
+
+_TASKS: dict[str, Callable[[str, Recipe, Path | None], Task]] = {"uea": _uea, "lra": _lra}

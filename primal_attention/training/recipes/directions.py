@@ -1,0 +1,28 @@
+"""The settings of Primal-Attention that the authors' scripts choose for each set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from primal_attention.models.stacks import mechanism_of
+from primal_attention.training.recipe import Recipe
+
+
+class Directions(NamedTuple):
+    """Directions s, weight eta of the objective, landmarks a direction."""
+
+    num: int
+    eta: float
+    samples: int = 10
+
+
+def with_directions(recipe: Recipe, directions: Directions) -> Recipe:
+    """The recipe with those settings, where its model has Primal layers."""
+    if mechanism_of(recipe.model) != "primal":
+        return recipe
+    options = {
+        "num_directions": directions.num,
+        "samples_per_direction": directions.samples,
+    }
+    return replace(recipe, eta=directions.eta, attention=options)

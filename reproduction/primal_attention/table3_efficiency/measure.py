@@ -1,0 +1,143 @@
+"""Measure Table 3: seconds per 1,000 training steps and peak memory, on one GPU that nobody shares.
+
+    python reproduction/primal_attention/table3_efficiency/measure.py --select model=softmax
+
+Each mechanism trains in bf16 as it trains for Table 2: forward, objective, backward and update,
+replayed as a CUDA graph. Nothing else is in the time: no evaluation, no checkpoint, no first steps.
+The symbols are made up, of the sizes and batches of the tasks; what they are changes no time.
+"""
+
+import argparse
+import gc
+import logging
+import math
+import statistics
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import torch
+from recipes import recipes
+
+from primal_attention.tasks import CLASSIFICATION, Cases, Sizes, Task
+from primal_attention.training import Watcher, launch
+from primal_attention.training.loop import Run, device_name
+from primal_attention.training.progress import Saving
+from primal_attention.training.recipe import Recipe
+from primal_attention.training.results import Row, add_rows, current_commit, key_of
+
+HERE = Path(__file__).parent
+NUM_TOKENS = {"listops": 2048, "text": 4096, "retrieval": 4096, "image": 1024, "pathfinder": 1024}
+CLASSES = {"listops": 10, "image": 10}  # the others have two
+IMAGES = ("image", "pathfinder")
+WARM_UP, BLOCKS = 10, 5
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    for recipe in recipes():
+        if selected(recipe, arguments.select):
+            changed = recipe.with_settings(arguments.set)
+            try:
+                row = measured(changed, arguments.steps)
+            except (RuntimeError, ValueError) as error:  # the others go on
+                print(f"{recipe.task} {recipe.model} failed: {error}", flush=True)
+                continue
+            add_rows(arguments.out / "results.csv", [row], more=["peak_gb"])
+            print(told(row), flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=50, help=f"of each of {BLOCKS} blocks")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder for results.csv")
+    parser.add_argument("--select", nargs="*", default=[], help="key=value,value of the recipes")
+    parser.add_argument("--set", nargs="*", default=[], help="key=value changes to all recipes")
+    return parser.parse_args()
+
+
+def selected(recipe: Recipe, conditions: list[str]) -> bool:
+    found = {**vars(recipe), "dataset": recipe.task.partition("/")[2]}
+    pairs = (condition.partition("=")[::2] for condition in conditions)
+    return all(found[key] in values.split(",") for key, values in pairs)
+
+
+def measured(recipe: Recipe, steps: int) -> Row:
+    """The row of a recipe."""
+    fabric = launch(recipe.precision, devices=1)
+    device, on_gpu = fabric.device, fabric.device.type == "cuda"
+    if on_gpu:
+        gc.collect()  # what the last one recorded
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    run = Run(recipe, made_up(recipe), fabric, None, Watcher(), Saving(math.inf, math.inf))
+    run.model.train()
+    batches = torch.arange(2 * recipe.batch_size, device=device).split(recipe.batch_size)
+    seconds = []
+    for block in range(BLOCKS + 1):  # the first one warms up
+        began = time.perf_counter()
+        for step in range(steps if block else WARM_UP):
+            run.step(batches[step % 2], recipe.lr)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else math.nan
+    return {
+        **dict.fromkeys(("valid", "epoch"), ""),
+        **key_of(recipe),
+        "metric": "seconds",
+        "value": f"{1000 * statistics.median(seconds[1:]) / steps:.3f}",
+        "selection": f"median of {BLOCKS} blocks",
+        "steps": str(BLOCKS * steps),
+        "seconds": f"{sum(seconds[1:]):.1f}",
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "commit": current_commit(),
+        "peak_gb": f"{peak / 2**30:.3f}",
+    }
+
+
+def made_up(recipe: Recipe) -> Task:
+    """Two batches of cases of the sizes of a task: texts of all lengths from a quarter up."""
+    name = recipe.task.partition("/")[2]
+    tokens, classes = NUM_TOKENS[name], CLASSES.get(name, 2)
+    generator = torch.Generator().manual_seed(0)
+    count, symbols = 2 * recipe.batch_size, 16 if name == "listops" else 256
+
+    def sequences() -> torch.Tensor:
+        x = torch.randint(1, symbols, (count, tokens), generator=generator, dtype=torch.uint8)
+        if name in IMAGES:
+            return x
+        lengths = torch.randint(tokens // 4, tokens + 1, (count, 1), generator=generator)
+        return x * (torch.arange(tokens) < lengths)
+
+    if recipe.num_towers == 2:
+        a, b = sequences(), sequences()
+        inputs = {"a": a, "b": b, "mask_a": a != 0, "mask_b": b != 0}
+    else:
+        x = sequences()
+        is_masked = recipe.protocol == "paper" or name not in IMAGES
+        inputs = {"x": x, "token_mask": x != 0} if is_masked else {"x": x}
+    cases = Cases(inputs, torch.randint(classes, (count,), generator=generator))
+    sizes = Sizes(tokens, classes, vocab_size=32 if name == "listops" else 512)
+    return Task(recipe.task, CLASSIFICATION, sizes, cases, cases, cases)
+
+
+def told(row: Row) -> str:
+    """A row beside the V100 of the paper, on one line."""
+    expected = tomllib.loads((HERE / "expected.toml").read_text())
+    column = expected["columns"].index(row["model"])
+    times = {each["dataset"]: each["paper"][column] for each in expected["rows"]}
+    memory = expected["memory"][row["dataset"]][column]
+    place = f"{row['dataset']:12s}{row['model']:14s}{row['protocol']:6s}"
+    return (
+        f"{place}{row['value']:>9s} s/1,000 steps (V100 of the paper "
+        f"{times[row['dataset']]}), {row['peak_gb']} GB ({memory})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""Table 9: Primal.+ with data-dependent (sampled) and data-independent (static) weights."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from primal_attention.training.recipe import Recipe
+from primal_attention.training.recipes import find_recipe
+
+TASKS = ("listops", "image", "text", "pathfinder", "retrieval-imdb")
+SEEDS = 3
+
+
+def recipes() -> Iterator[Recipe]:
+    """Both rows of the table, under the paper's protocol."""
+    for seed in range(SEEDS):
+        for task in TASKS:
+            sampled = find_recipe(f"lra/{task}", "primal_plus", "paper", seed)
+            yield sampled
+            directions = {"num_directions": sampled.attention["num_directions"]}
+            yield replace(sampled, attention={"weights": "static", **directions})
