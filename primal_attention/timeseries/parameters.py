@@ -32,17 +32,21 @@ class Parameters:
         landmark_dropout: Probability of dropping a landmark of a Primal layer in training.
         landmark_jitter: By how many spacings a landmark of a Primal layer moves in training.
         attention: Further options of the mechanism, by name.
+        kernel_size: How many neighbouring time steps a token is made of; odd.
         pooling: What the head reads: ``"mean"``, ``"class_token"`` or ``"flatten"``.
         dropout: Probability of dropout.
         eta: Weight of the KSVD objective in the loss; 0 leaves it out.
         objective: Which KSVD objective, a name that ``ksvd_loss`` knows.
-        lr: Learning rate.
+        lr: Learning rate, the highest one where there is a schedule.
+        schedule: How it changes, a name of ``primal_attention.training.SCHEDULES``.
+        warmup: The part of all steps in which it rises.
         batch_size: Cases of a step.
         epochs: Passes over the training cases, at most.
         patience: Epochs without a better validation before training stops; None never stops.
         valid_fraction: The part of the cases that is held out of training to choose the best
             epoch. With None, fewer than 10 cases or a class of one case, nothing is held out and
             the weights after the last epoch are kept.
+        refit: Whether to train anew, as long as the best epoch, on the held-out cases too.
         random_state: Seed of everything random, a ``RandomState``, or None.
         n_jobs: Threads while fitting and predicting; -1 uses all processors.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"``: a GPU if there is one.
@@ -56,18 +60,22 @@ class Parameters:
     ffn_dim: int = 256
     num_directions: int = 30
     samples_per_direction: int = 10
-    landmark_dropout: float = 0.0
-    landmark_jitter: float = 0.0
+    landmark_dropout: float = 0.5
+    landmark_jitter: float = 0.6
     attention: Mapping[str, Any] | None = None
+    kernel_size: int = 9
     pooling: str = "mean"
     dropout: float = 0.1
     eta: float = 0.0
     objective: str = "released"
     lr: float = 1e-3
+    schedule: str = "one_cycle"
+    warmup: float = 0.1
     batch_size: int = 16
     epochs: int = 100
-    patience: int | None = 30
+    patience: int | None = None
     valid_fraction: float | None = 0.2
+    refit: bool = True
     random_state: int | np.random.RandomState | None = None
     n_jobs: int | None = 1
     device: str = "auto"
@@ -80,7 +88,12 @@ class Parameters:
 
 def recipe_of(parameters: Parameters, seed: int, *, selects: bool) -> Recipe:
     """The run that the parameters ask for; one round where there is nothing to select on."""
-    names = {each.name for each in fields(Recipe)} - {"attention", "patience", "valid_fraction"}
+    names = {each.name for each in fields(Recipe)} - {
+        "attention",
+        "patience",
+        "valid_fraction",
+        "refit",
+    }
     values = plain_values(parameters)
     return Recipe(
         **{name: value for name, value in values.items() if name in names},
@@ -89,6 +102,7 @@ def recipe_of(parameters: Parameters, seed: int, *, selects: bool) -> Recipe:
         attention=_attention_options(values),
         valid_fraction=values["valid_fraction"] if selects else None,
         patience=values["patience"] if selects else None,
+        refit=values["refit"] and selects,
         eval_every=1 if selects else values["epochs"],
     )
 
