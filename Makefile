@@ -17,10 +17,11 @@ demo: $(DEMO)
 test: $(TESTED)
 	@echo "All tests passed on these sources."
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt tests/patching/torchvision_on_cpu.py
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python tests/patching/torchvision_on_cpu.py
 	touch $@
 
 $(DEMO): $(INSTALLED) $(shell find primal_attention examples -name '*.py')

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from released_arithmetic import ReleasedArithmetic
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from primal_attention import PrimalAttention, ksvd_loss
+from primal_attention.benchmarking.released import ReleasedArithmetic
 
 MIB = 2**20
 

@@ -2,7 +2,17 @@
 
 from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention
 from primal_attention.objectives import ksvd_loss, record_ksvd
+from primal_attention.patching import patch, plan, unpatch
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["ATTENTIONS", "PrimalAttention", "build_attention", "ksvd_loss", "record_ksvd"]
+__all__ = [
+    "ATTENTIONS",
+    "PrimalAttention",
+    "build_attention",
+    "ksvd_loss",
+    "patch",
+    "plan",
+    "record_ksvd",
+    "unpatch",
+]

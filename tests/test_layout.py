@@ -25,6 +25,7 @@ PARTS = [
     "timeseries",
     "analysis",
     "testing",
+    "benchmarking",
     "cli",
 ]
 ALONE = {"testing"}  # it tests any module, so it knows none of ours

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from primal_attention.cli import check, data, evaluate, predict, sweep, table, train
+from primal_attention.cli import bench, check, data, evaluate, predict, sweep, table, train
 
 _NEXT = """\
 [bold]Attention as a kernel machine.[/] What to try next:
@@ -21,6 +21,8 @@ _NEXT = """\
     which data sets there are, and where
 [green]primal check torch.nn:MultiheadAttention[/]
     hold anyone's attention to the contract
+[green]primal bench[/]
+    time and memory of the mechanisms on this machine
 
 Every command explains itself: [green]primal train --help[/]"""
 
@@ -49,7 +51,7 @@ def app() -> Any:
         if context.invoked_subcommand is None:
             _say_what_is_next()
 
-    for command in (train, evaluate, predict, table, sweep, data, check):
+    for command in (train, evaluate, predict, table, sweep, data, check, bench):
         command.register(program)
     return program
 

@@ -10,7 +10,7 @@ from primal_attention import cli
 
 from .command import TASK, primal, told, train
 
-COMMANDS = ["train", "evaluate", "predict", "table", "sweep", "data", "check"]
+COMMANDS = ["train", "evaluate", "predict", "table", "sweep", "data", "check", "bench"]
 
 
 def without(monkeypatch, missing):

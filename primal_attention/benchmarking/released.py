@@ -34,25 +34,33 @@ class ReleasedArithmetic(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [B, N, D] and J^2, mean over tokens, squared for each sequence."""
+        out, e, r = self.attend(x)
+        return out, self.objective(e, r)
+
+    def attend(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs [B, N, D] and the scores e, r [B, H, N, S]."""
         B, N, D = x.shape
         H = self.num_heads
         q = self.q_proj(x).view(B, N, H, -1).transpose(1, 2)  # [B, H, N, C]
         k = self.k_proj(x).view(B, N, H, -1).transpose(1, 2)
+        w_e: Tensor = self.w_e
+        w_r: Tensor = self.w_r
         if self.causal:
             t = torch.arange(1, N + 1, device=x.device, dtype=x.dtype)[:, None]
             q, k = q.cumsum(2) / t, k.cumsum(2) / t
-            w_e, w_r = self.w_e, self.w_r
         else:
             index = torch.linspace(0, N - 1, self.num_landmarks).long().to(x.device)
             sampled = x[:, index].view(B, -1, H, D // H).permute(0, 2, 3, 1)  # [B, H, C, M]
-            w_e, w_r = sampled @ self.w_e, sampled @ self.w_r
+            w_e, w_r = sampled @ w_e, sampled @ w_r
         phi_q, phi_k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-        e, r = phi_q @ w_e, phi_k @ w_r  # [B, H, N, S]
+        e, r = phi_q @ w_e, phi_k @ w_r
         out = self.score_proj(torch.cat([e, r], dim=-1)).transpose(1, 2).reshape(B, N, D)
-        return self.out_proj(out), self._objective(e, r)
+        return self.out_proj(out), e, r
 
-    def _objective(self, e: Tensor, r: Tensor) -> Tensor:
+    def objective(self, e: Tensor, r: Tensor) -> Tensor:
+        """J^2 from the scores."""
         scaled = [score @ torch.diag_embed(self.lambda_diag) for score in (e, r)]
         terms = [score.norm(dim=-1).square().mean(2).mean(1) / 2 for score in scaled]  # [B]
         trace = torch.diagonal(self.w_e.mT @ self.w_r, dim1=-2, dim2=-1).sum(-1).mean()
-        return (terms[0] + terms[1] - trace).square().mean()
+        squared: Tensor = (terms[0] + terms[1] - trace).square()
+        return squared.mean()

@@ -1,0 +1,197 @@
+"""The registry of what can be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention
+from primal_attention.benchmarking.layers import (
+    OpAlone,
+    Outputs,
+    OutputsOf,
+    PackedSoftmax,
+    Projections,
+    Released,
+    WithObjective,
+    flex,
+    sdpa,
+)
+from primal_attention.benchmarking.released import ReleasedArithmetic
+
+_BOUNDED = ("linformer", "reformer", "cosformer")  # these are told the longest sequence
+_LANDMARKS = 10  # of a direction, as PrimalAttention has it
+
+
+class Sizes(NamedTuple):
+    """Sizes of one measurement; a batch of as many sequences as make up the tokens."""
+
+    n: int
+    batch: int
+    dim: int
+    heads: int
+    directions: int
+    dtype: str
+
+    def input(self, device: torch.device) -> Tensor:
+        """A random input [B, N, D]."""
+        dtype = getattr(torch, self.dtype)
+        return torch.randn(self.batch, self.n, self.dim, device=device, dtype=dtype)
+
+
+class Subject(NamedTuple):
+    """What is timed, on its device."""
+
+    module: nn.Module
+    x: Tensor
+    leaves: tuple[Tensor, ...]  # what wants a gradient
+
+    def step(self, call: Callable[[Tensor], Outputs] | None = None) -> Outputs:
+        """One forward pass; by a compiled form of the module where that is given."""
+        outputs: Outputs = (call or self.module)(self.x)
+        return outputs
+
+
+Build = Callable[[Sizes, Tensor], nn.Module]
+
+
+class Entry(NamedTuple):
+    """A line of the registry: a layer, or the op alone."""
+
+    mechanism: str
+    build: Build
+    weights: str = ""
+    causal: bool = False
+    alone: bool = False  # the op alone, which has inputs of its own
+    package: str = ""  # which has to be installed
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+        return "-".join(filter(None, (self.mechanism, self.weights, "causal" * self.causal)))
+
+    def subject(self, sizes: Sizes, device: torch.device) -> Subject:
+        """Build it; ModuleNotFoundError where a package is missing."""
+        if self.package and find_spec(self.package) is None:
+            raise ModuleNotFoundError(f"{self.package} is not installed", name=self.package)
+        torch.manual_seed(0)
+        x = sizes.input(device)
+        module = self.build(sizes, x)
+        if self.alone:
+            module.to(device)
+            inputs = [each for each in vars(module).values() if isinstance(each, Tensor)]
+        else:
+            module.to(device, x.dtype)
+            inputs = [x.requires_grad_()]
+        return Subject(module, x, (*inputs, *module.parameters()))
+
+
+def _primal(weights: str, *, causal: bool = False) -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        S = sizes.directions
+        layer = PrimalAttention(sizes.dim, sizes.heads, S, weights=weights, causal=causal)
+        return WithObjective(layer)
+
+    return Entry("primal", build, weights, causal)
+
+
+def _op(weights: str) -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        return OpAlone(x, sizes.heads, shared=weights == "static")
+
+    return Entry("primal_op", build, weights, alone=True)
+
+
+def _softmax(*, causal: bool) -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        return PackedSoftmax(sizes.dim, sizes.heads, sdpa(causal=causal))
+
+    return Entry("softmax", build, causal=causal)
+
+
+def _flex(*, causal: bool) -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        return PackedSoftmax(sizes.dim, sizes.heads, flex(sizes.n, x.device, causal=causal))
+
+    return Entry("flex_attention", build, causal=causal)
+
+
+def _released(*, causal: bool) -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        S = sizes.directions
+        layer = ReleasedArithmetic(sizes.dim, sizes.heads, S, _LANDMARKS * S, causal=causal)
+        return Released(layer)
+
+    return Entry("released", build, "static" if causal else "sampled", causal)
+
+
+def _registered(name: str, *, causal: bool) -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        options = {"max_tokens": sizes.n} if name in _BOUNDED else {}
+        forms = {"causal": True} if causal else {}
+        return OutputsOf(build_attention(name, sizes.dim, sizes.heads, **forms, **options))
+
+    return Entry(name, build, causal=causal)
+
+
+def _foreign(mechanism: str, layer: str) -> Entry:
+    """A layer of flash-linear-attention, which is always causal."""
+
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        from importlib import import_module
+
+        kind = getattr(import_module("fla.layers"), layer)
+        return OutputsOf(kind(hidden_size=sizes.dim, num_heads=sizes.heads))
+
+    return Entry(mechanism, build, causal=True, package="fla")
+
+
+def _others() -> Iterable[Entry]:
+    """The other mechanisms of the registry with default options, in both forms."""
+    for name, kind in ATTENTIONS.items():
+        if name not in ("primal", "softmax"):
+            yield _registered(name, causal=False)
+            if getattr(kind, "mechanism").causal:  # noqa: B009 - not every nn.Module has one
+                yield _registered(name, causal=True)
+
+
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry("projections", lambda sizes, x: Projections(x)),
+        _softmax(causal=False),
+        _softmax(causal=True),
+        _primal("static"),
+        _primal("sampled"),
+        _primal("dual"),
+        _primal("static", causal=True),
+        _primal("dual", causal=True),
+        _op("sampled"),
+        _op("static"),
+        _released(causal=False),
+        _released(causal=True),
+        _flex(causal=False),
+        _flex(causal=True),
+        *_others(),
+        _foreign("fla_linear", "LinearAttention"),
+        _foreign("fla_gla", "GatedLinearAttention"),
+    )
+}
+
+
+def find_entries(names: Iterable[str]) -> list[str]:
+    """The entries of these names; the name of a mechanism stands for all of its forms."""
+    found = []
+    for name in names:
+        forms = [each for each, entry in ENTRIES.items() if name in (each, entry.mechanism)]
+        if not forms:
+            known = {entry.mechanism for entry in ENTRIES.values()} | set(ENTRIES)
+            near = get_close_matches(name, known, cutoff=0.4) or sorted(known)
+            raise ValueError(f"nothing called {name!r} can be timed; near: {', '.join(near)}")
+        found += [form for form in forms if form not in found]
+    return found

@@ -1,0 +1,145 @@
+"""One measurement: a subject, one pass, all clocks; what goes wrong is told, never raised."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from primal_attention.benchmarking.entries import Entry, Sizes, Subject
+from primal_attention.benchmarking.layers import Outputs
+from primal_attention.benchmarking.timing import (
+    HostSynchronisationError,
+    culprit,
+    graph_ms,
+    peak_mib,
+    wall_ms,
+)
+from primal_attention.objectives import record_ksvd
+
+_ETA = 0.1
+
+
+class Measurement(NamedTuple):
+    """Times and memory; None where there is no number, and then the note says why."""
+
+    gpu_ms: float | None = None
+    wall_ms: float | None = None
+    peak_mib: float | None = None
+    moved: int | None = None  # bytes, at least
+    note: str = ""
+
+
+def measure(
+    entry: Entry, sizes: Sizes, kind: str, device: torch.device, *, compiled: bool = False
+) -> Measurement:
+    """Time one pass (``fwd``, ``fwd+bwd`` or ``bwd``) of an entry of the registry."""
+    _let_go(device)
+    try:
+        subject = entry.subject(sizes, device)
+        if kind == "bwd":
+            return _less(*(_measured(subject, each, compiled) for each in ("fwd+bwd", "fwd")))
+        return _measured(subject, kind, compiled)
+    except Exception as error:
+        return Measurement(note=reason(error))
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in a line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    if isinstance(error, HostSynchronisationError | ModuleNotFoundError):
+        return str(error)
+    said = (str(error).strip() or "nothing said").splitlines()[0]
+    return f"{type(error).__name__} in {culprit(error)}: {said}"[:300]
+
+
+def _measured(subject: Subject, kind: str, compiled: bool) -> Measurement:
+    device = subject.x.device
+    subject.module.train(kind == "fwd+bwd")
+    call = _compiled(subject) if compiled else None
+    run, moved = _forward(subject, call) if kind == "fwd" else _both(subject, call)
+    run()
+    wall = wall_ms(run, device)
+    with record_ksvd(subject.module):  # lets go of what the last step kept
+        pass
+    peak, gpu, note = peak_mib(run, device), None, ""
+    if device.type == "cuda":
+        try:
+            gpu = graph_ms(run, device)
+        except Exception as error:
+            note = reason(error)
+    return Measurement(gpu, wall, peak, moved, note)
+
+
+Call = Callable[[Tensor], Outputs]
+
+
+def _compiled(subject: Subject) -> Call:
+    """The module compiled for these sizes alone."""
+    torch.compiler.reset()  # else the shapes before this one count against a limit
+    call: Any = torch.compile(subject.module, dynamic=False)
+    return lambda x: call(x)
+
+
+def _forward(subject: Subject, call: Call | None) -> tuple[Callable[[], object], int]:
+    """A forward pass without gradients, and the bytes that it moves at least."""
+
+    def run() -> Outputs:
+        with torch.no_grad():
+            return subject.step(call)
+
+    return run, _bytes(subject.leaves) + _bytes(run())
+
+
+def _both(subject: Subject, call: Call | None) -> tuple[Callable[[], object], int]:
+    """A forward and a backward pass, and the bytes that they move at least.
+
+    The outputs are let go before the backward pass: they are whoever's comes next. Gradients are
+    made afresh, as where an optimiser has set them to None.
+    """
+
+    def forward() -> Outputs:
+        with record_ksvd(subject.module):
+            return subject.step(call)
+
+    outputs = forward()
+    cotangents = [torch.randn_like(y) if y.ndim else torch.full_like(y, _ETA) for y in outputs]
+
+    def run() -> Sequence[Tensor | None]:
+        edges = [get_gradient_edge(y) for y in forward()]
+        return torch.autograd.grad(edges, subject.leaves, cotangents, allow_unused=True)
+
+    if not all(bool(grad.isfinite().all()) for grad in run() if grad is not None):
+        raise ArithmeticError("a gradient is not finite")
+    return run, 3 * _bytes(subject.leaves) + 2 * _bytes(outputs)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def _less(both: Measurement, forward: Measurement) -> Measurement:
+    """The backward pass: both passes less the forward pass; the memory is that of both."""
+
+    def less(a: float | None, b: float | None) -> float | None:
+        return None if a is None or b is None else a - b
+
+    return Measurement(
+        less(both.gpu_ms, forward.gpu_ms),
+        less(both.wall_ms, forward.wall_ms),
+        both.peak_mib,
+        (both.moved or 0) - (forward.moved or 0),
+        both.note or forward.note,
+    )
+
+
+def _let_go(device: torch.device) -> None:
+    """Of the memory that the last subject had."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()

@@ -1,0 +1,152 @@
+"""What is measured, and in which order: the most wanted first, for runs that are cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
+
+from primal_attention.benchmarking.entries import ENTRIES, Entry, Sizes, find_entries
+
+BOTH = "fwd+bwd"
+MILLION = 1_048_576
+_LENGTHS = (256, 1024, 4096, 16384, 65536)
+_PRIMAL = ("primal-static", "primal-sampled", "primal-dual")
+_CAUSAL = ("primal-static-causal", "primal-dual-causal")
+_OTHERS = tuple(
+    name
+    for name, entry in ENTRIES.items()
+    if entry.mechanism not in ("projections", "softmax", "primal", "primal_op", "released")
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Entries at some lengths, one pass after the other."""
+
+    entries: tuple[str, ...]
+    lengths: tuple[int, ...] | None = None  # those of the plan
+    passes: tuple[str, ...] = (BOTH,)
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages, and the sizes that they have in common; all combinations of these are measured."""
+
+    stages: tuple[Stage, ...]
+    lengths: tuple[int, ...] = _LENGTHS
+    total: tuple[int, ...] = (65536,)  # tokens in a batch; a longer sequence is alone in its own
+    dim: tuple[int, ...] = (512,)
+    heads: tuple[int, ...] = (8,)
+    directions: tuple[int, ...] = (32,)
+    dtype: tuple[str, ...] = ("bfloat16",)
+
+    def jobs(self) -> Iterator[Job]:
+        """Everything to be measured."""
+        for stage in self.stages:
+            for total, n, *sizes in product(
+                self.total,
+                stage.lengths or self.lengths,
+                self.dim,
+                self.heads,
+                self.directions,
+                self.dtype,
+            ):
+                for name, kind in product(stage.entries, stage.passes):
+                    shape = Sizes(n, max(total // n, 1), *sizes)  # type: ignore[arg-type]
+                    yield Job(ENTRIES[name], shape, kind, stage.compiled)
+
+
+class Job(NamedTuple):
+    """One measurement to be made."""
+
+    entry: Entry
+    sizes: Sizes
+    kind: str
+    compiled: bool
+
+
+PRESETS: dict[str, Plan] = {
+    # What the project promises of one large GPU, in about 100 seconds.
+    "headline": Plan(
+        (
+            Stage(("projections", "softmax", *_PRIMAL, "released-sampled", *_CAUSAL)),
+            Stage(("primal_op-sampled", "primal_op-static"), (1024, 65536), ("fwd", "bwd")),
+            Stage(("softmax",), compiled=True),
+            Stage(("primal-sampled",), (MILLION,)),
+            Stage(("projections", "softmax", *_PRIMAL, *_CAUSAL), passes=("fwd",)),
+            Stage(("softmax-causal",), passes=("fwd", BOTH)),
+            Stage(("primal-sampled", "primal-static", "primal-dual"), (1024,), compiled=True),
+        )
+    ),
+    # Everything else that can be timed.
+    "mechanisms": Plan((Stage(_OTHERS, passes=(BOTH, "fwd")),), (1024, 4096, 16384)),
+    # Training on a CPU against the released arithmetic.
+    "cpu": Plan(
+        (Stage(("projections", "released-sampled", *_PRIMAL, "released-static-causal", *_CAUSAL)),),
+        (4096,),
+        (4096,),
+        dtype=("float32",),
+    ),
+    # A look that takes seconds anywhere.
+    "small": Plan(
+        (
+            Stage(
+                ("projections", "softmax", *_PRIMAL, *_CAUSAL, "released-sampled"),
+                passes=(BOTH, "fwd"),
+            ),
+            Stage(("primal_op-sampled",), passes=("fwd", "bwd")),
+        ),
+        (64, 256, 1024),
+        (1024,),
+        (64,),
+        (4,),
+        (8,),
+        ("float32",),
+    ),
+}
+
+
+def plan_of(
+    preset: str,
+    mechanisms: Sequence[str] = (),
+    *,
+    compiled: bool = False,
+    **sizes: Sequence[int] | Sequence[str] | None,
+) -> Plan:
+    """A preset, with sizes of one's own where given, or chosen mechanisms with its sizes.
+
+    Args:
+        preset: One of ``PRESETS``.
+        mechanisms: Names of the registry; none for those of the preset.
+        compiled: Chosen mechanisms are timed with ``torch.compile`` as well.
+        sizes: Values for the fields of :class:`Plan`; None or nothing for those of the preset.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"there is no preset {preset!r}; one of {', '.join(PRESETS)}")
+    plan = PRESETS[preset]
+    given = {name: tuple(values) for name, values in sizes.items() if values}
+    _check(given)
+    plan = replace(plan, **given)  # type: ignore[arg-type]
+    if not mechanisms:
+        return plan
+    names = tuple(find_entries(mechanisms))
+    ops = tuple(name for name in names if ENTRIES[name].alone)
+    layers = tuple(name for name in names if name not in ops)
+    stages = [Stage(layers, passes=(BOTH, "fwd")), Stage(ops, passes=("fwd", "bwd"))]
+    if compiled:
+        stages.append(Stage(layers, compiled=True))
+    return replace(plan, stages=tuple(stage for stage in stages if stage.entries))
+
+
+def _check(sizes: Mapping[str, Sequence[object]]) -> None:
+    for name, values in sizes.items():
+        for value in values:
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+    known = ("bfloat16", "float16", "float32", "float64")
+    for value in sizes.get("dtype", ()):
+        if value not in known:
+            raise ValueError(f"dtype must be one of {', '.join(known)}, got {value!r}")

@@ -1,0 +1,162 @@
+"""Results: one row a measurement in a CSV file named by card, torch version and date."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from primal_attention.benchmarking.measuring import Measurement
+from primal_attention.benchmarking.plans import Job
+from primal_attention.benchmarking.timing import Copy
+from primal_attention.training.checkpoint import write_text
+
+Row = dict[str, str]
+KEY = (
+    *("mechanism", "weights", "causal", "n", "batch", "dim", "heads", "directions", "dtype"),
+    "pass",
+)
+_NEEDED = (*KEY, "gpu_ms", "wall_ms", "peak_mib", "commit")
+COLUMNS = (
+    *KEY,
+    *("gpu_ms", "wall_ms", "peak_mib"),
+    *("compiled_gpu_ms", "compiled_wall_ms", "compiled_peak_mib"),
+    *("least_mib", "roofline_ms", "copy_share"),
+    *("commit", "note"),
+)
+CROSSOVER = "crossover"
+
+
+def number(row: Mapping[str, str], column: str) -> float | None:
+    """The number in a cell; None where there is none."""
+    text = row.get(column) or ""
+    return None if text in ("", "nan") else float(text)
+
+
+def time_column(rows: Iterable[Mapping[str, str]]) -> str:
+    """The time that counts: that of the GPU, and on a CPU that of the call."""
+    measured = any(number(row, "gpu_ms") is not None for row in rows)
+    return "gpu_ms" if measured else "wall_ms"
+
+
+def row_of(job: Job, measurement: Measurement, copy: Copy, commit: str) -> Row:
+    """The cells that a measurement fills."""
+    entry, sizes = job.entry, job.sizes
+    row = {"mechanism": entry.mechanism, "weights": entry.weights, "causal": str(entry.causal)}
+    row |= {name: str(value) for name, value in sizes._asdict().items()}
+    row |= {"pass": job.kind, "commit": commit}
+    before = "compiled_" if job.compiled else ""
+    row |= {
+        f"{before}gpu_ms": _ms(measurement.gpu_ms),
+        f"{before}wall_ms": _ms(measurement.wall_ms),
+        f"{before}peak_mib": _mib(measurement.peak_mib),
+    }
+    if measurement.note:
+        row["note"] = f"compiled: {measurement.note}" if job.compiled else measurement.note
+    if measurement.moved is not None and not job.compiled:
+        row |= _roofline(measurement, copy)
+    return row
+
+
+def _roofline(measurement: Measurement, copy: Copy) -> Row:
+    assert measurement.moved is not None
+    least = measurement.moved / copy.rate
+    time = measurement.gpu_ms if copy.gpu_ms is not None else measurement.wall_ms
+    share = f"{least / time:.4f}" if time is not None and time > 0 else ""
+    moved = _mib(measurement.moved / 2**20)
+    return {"least_mib": moved, "roofline_ms": _ms(least), "copy_share": share}
+
+
+def copy_row(copy: Copy, commit: str) -> Row:
+    """The row of the plain copy that the others are held against."""
+    copied = Measurement(copy.gpu_ms, copy.wall_ms, None, copy.moved)
+    row = {"mechanism": "copy", "pass": "fwd", "commit": commit}
+    row |= {"gpu_ms": _ms(copied.gpu_ms), "wall_ms": _ms(copied.wall_ms)}
+    return row | _roofline(copied, copy)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _mib(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
+    """Which measurement it is; a crossover is found anew at another length."""
+    without = ("n", "batch") if row["mechanism"] == CROSSOVER else ()
+    return tuple("" if name in without else row.get(name) or "" for name in KEY)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file of results."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = [{name: cell or "" for name, cell in row.items()} for row in reader]
+        missing = set(_NEEDED) - set(reader.fieldnames or ())
+    if missing:
+        raise ValueError(f"{path} lacks the columns {', '.join(sorted(missing))}")
+    return rows
+
+
+class Results:
+    """Rows as they come; with a file, all of them are in it after each.
+
+    A row of the file that is measured again is replaced; what a second measurement adds to a row
+    of this run (the compiled form) is added to it.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self.path = path
+        self._before = read_rows(path) if path is not None and path.exists() else []
+        self._rows: dict[tuple[str, ...], Row] = {}
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Those of this run."""
+        return list(self._rows.values())
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add cells to rows, and write the file."""
+        for row in rows:
+            known = self._rows.setdefault(key_of(row), dict.fromkeys(COLUMNS, ""))
+            note = "; ".join(filter(None, (known["note"], row.get("note", ""))))
+            known.update(row, note=note)
+        if self.path is not None:
+            write_text(self.path, self._text())
+
+    def _text(self) -> str:
+        kept = [row for row in self._before if key_of(row) not in self._rows]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows([*kept, *self._rows.values()])
+        return text.getvalue()
+
+
+def results_path(folder: Path, device: torch.device) -> Path:
+    """``<card>_torch<version>_<date>.csv`` in a folder."""
+    date = datetime.datetime.now(datetime.UTC).date()
+    return folder / f"{card_name(device)}_torch{torch.__version__.split('+')[0]}_{date}.csv"
+
+
+def card_name(device: torch.device) -> str:
+    """Of the GPU, or of the processor's kind."""
+    if device.type != "cuda":
+        return f"{platform.machine()}-cpu"
+    name = torch.cuda.get_device_name(device)
+    return name.replace("NVIDIA ", "").replace(" ", "-").lower()
+
+
+def select(rows: Sequence[Row], **wanted: object) -> list[Row]:
+    """The rows whose cells are these; ``kind`` stands for the column ``pass``."""
+    cells = {"pass" if name == "kind" else name: str(value) for name, value in wanted.items()}
+    return [row for row in rows if all(row.get(name) == value for name, value in cells.items())]

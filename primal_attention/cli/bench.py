@@ -1,0 +1,209 @@
+"""`primal bench`: time and memory of a layer, beside the least that is possible."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+
+from primal_attention.benchmarking.crossover import crossover_rows
+from primal_attention.benchmarking.entries import ENTRIES, find_entries
+from primal_attention.benchmarking.plans import PRESETS, Plan, plan_of
+from primal_attention.benchmarking.plots import plot
+from primal_attention.benchmarking.results import (
+    CROSSOVER,
+    Results,
+    Row,
+    card_name,
+    read_rows,
+    results_path,
+    select,
+)
+from primal_attention.benchmarking.running import run_plan
+from primal_attention.benchmarking.targets import Verdict, commits, verdicts
+from primal_attention.cli.mistakes import naming
+from primal_attention.training.results import current_commit
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+_SHOWN = {  # columns of the terminal, and how wide they are
+    "mechanism": 14,
+    "weights": 8,
+    "causal": 6,
+    "n": 8,
+    "batch": 6,
+    "pass": 8,
+    "gpu_ms": 9,
+    "wall_ms": 9,
+    "peak_mib": 9,
+    "compiled_gpu_ms": 16,
+    "compiled_wall_ms": 17,
+    "roofline_ms": 12,
+    "copy_share": 11,
+}
+_MET = {True: "[green]met[/]", False: "[bold red]missed[/]", None: "[dim]not measured[/]"}
+
+
+def register(program: "Typer") -> None:
+    """Add the command."""
+    import rich.console
+    import typer
+
+    @program.command()
+    def bench(  # noqa: PLR0913 - each is an option of the command
+        preset: Annotated[
+            str | None,
+            typer.Option(help=f"{', '.join(PRESETS)}; default: headline on a GPU, else small."),
+        ] = None,
+        mechanism: Annotated[
+            list[str] | None,
+            typer.Option(help="What to time instead, e.g. primal, softmax-causal or flow."),
+        ] = None,
+        compile_: Annotated[
+            bool, typer.Option("--compile", help="Time these with torch.compile as well.")
+        ] = False,
+        tokens: Annotated[list[int] | None, typer.Option(help="Lengths N.")] = None,
+        total: Annotated[list[int] | None, typer.Option(help="Tokens in a batch.")] = None,
+        dim: Annotated[list[int] | None, typer.Option(help="Model dimension D.")] = None,
+        heads: Annotated[list[int] | None, typer.Option(help="Heads H.")] = None,
+        directions: Annotated[list[int] | None, typer.Option(help="Directions S.")] = None,
+        dtype: Annotated[
+            list[str] | None, typer.Option(help="bfloat16, float16, float32 or float64.")
+        ] = None,
+        seconds: Annotated[
+            float | None, typer.Option(min=0, help="Begin no measurement after so many.")
+        ] = None,
+        out: Annotated[
+            Path | None, typer.Option(help="Folder for <card>_torch<version>_<date>.csv.")
+        ] = None,
+        results: Annotated[
+            list[Path] | None,
+            typer.Option(help="Read these files instead of measuring; for --plot and --check."),
+        ] = None,
+        plot_: Annotated[
+            Path | None, typer.Option("--plot", help="Draw a figure, e.g. bench.png.")
+        ] = None,
+        check: Annotated[
+            bool, typer.Option("--check", help="Hold the rows against the targets.")
+        ] = False,
+    ) -> None:
+        """Time layers, forward and backward; options for sizes can be given many times.
+
+        With --check it exits with 1 where a target is missed.
+        """
+        console = rich.console.Console(highlight=False, soft_wrap=True)
+        with naming("--preset, --mechanism or a size"):
+            chosen = preset or ("headline" if torch.cuda.is_available() else "small")
+            sizes = {"lengths": tokens, "total": total, "dim": dim, "heads": heads}
+            plan = plan_of(
+                chosen,
+                mechanism or (),
+                compiled=compile_,
+                **sizes,
+                directions=directions,
+                dtype=dtype,
+            )
+        with naming("--results, --plot or --check"):
+            _check_files(results or (), plot_, check)
+            rows = [row for file in results or () for row in read_rows(file)]
+        if results:
+            rows = _only(rows, mechanism or ())
+            title = ", ".join(file.stem.replace("_", " ") for file in results)
+        else:
+            rows, title = _measured(console, plan, out, seconds)
+        _show_crossovers(console, rows)
+        if plot_ is not None:
+            with naming("--plot"):
+                plot(rows, plot_, title=title)
+            console.print(f"The figure is {plot_}.")
+        if check and not _show_verdicts(console, rows):
+            raise typer.Exit(1)
+
+
+def _check_files(results: Sequence[Path], figure: Path | None, check: bool) -> None:
+    """Before anything is measured."""
+    for file in results:
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no file {file}")
+    if results and figure is None and not check:
+        raise ValueError("--results is for --plot and --check; give one of them")
+    if figure is not None and figure.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"--plot must be a .png, .pdf or .svg, got {str(figure)!r}")
+    if figure is not None and not figure.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {figure.parent}")
+
+
+def _only(rows: list[Row], mechanisms: Sequence[str]) -> list[Row]:
+    """The rows of these mechanisms; all where none is named."""
+    with naming("--mechanism"):
+        names = find_entries(mechanisms)
+    forms = {
+        (ENTRIES[name].mechanism, ENTRIES[name].weights, ENTRIES[name].causal) for name in names
+    }
+    found = [
+        row for row in rows if (row["mechanism"], row["weights"], row["causal"] == "True") in forms
+    ]
+    return found if mechanisms else rows
+
+
+def _measured(
+    console: Any, plan: Plan, out: Path | None, seconds: float | None
+) -> tuple[list[Row], str]:
+    """The rows of a run and what it ran on; they are written and shown as they come."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with naming("--out"):
+        results = Results(None if out is None else results_path(out, device))
+    card, version = card_name(device), torch.__version__.split("+")[0]
+    console.print(f"{card}, torch {version}, {len(list(plan.jobs()))} measurements")
+    _show(console, {name: name for name in _SHOWN})
+    run_plan(
+        plan,
+        results,
+        commit=current_commit(),
+        device=device,
+        seconds=seconds,
+        watch=partial(_show, console),
+    )
+    if results.path is not None:
+        console.print(f"The rows are in {results.path}.")
+    return results.rows, f"{card} torch{version}"
+
+
+def _show(console: Any, row: Row) -> None:
+    """A row on the terminal; crossovers are told at the end."""
+    if row["mechanism"] == CROSSOVER:
+        return
+    cells = " ".join(f"{row.get(name, ''):>{width}}" for name, width in _SHOWN.items())
+    console.print(f"{cells}  {row.get('note', '')}".rstrip(), markup=False)
+
+
+def _show_crossovers(console: Any, rows: Sequence[Row]) -> None:
+    known = select(rows, mechanism=CROSSOVER) or list(crossover_rows(rows))
+    for row in known:
+        form = f"{row['weights']}{', causal' if row['causal'] == 'True' else ''}, {row['pass']}"
+        console.print(f"crossover ({form}): N = {row['n'] or 'none'}, {row['note']}", markup=False)
+
+
+def _show_verdicts(console: Any, rows: Sequence[Row]) -> bool:
+    """Whether no target is missed."""
+    console.print("Targets for D=512, H=8, s=32; on a GPU bfloat16 and 65,536 tokens:")
+    held = list(verdicts(rows))
+    for verdict in held:
+        console.print(_told(verdict))
+    met = sum(verdict.met is True for verdict in held)
+    missed = sum(verdict.met is False for verdict in held)
+    counts = f"{met} met, {missed} missed, {len(held) - met - missed} not measured"
+    console.print(f"{counts}; commits: {', '.join(commits(rows)) or 'none'}", markup=False)
+    return not missed
+
+
+def _told(verdict: Verdict) -> str:
+    value = "-" if verdict.value is None else _figures(verdict.value)
+    bound = f"{'<=' if verdict.at_most else '>='} {_figures(verdict.target)}"
+    return f"{verdict.what:<36} N={verdict.n:<8} {value:>9} {bound:>12}  {_MET[verdict.met]}"
+
+
+def _figures(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

@@ -1,0 +1,59 @@
+"""What was patched in a model, as JSON: it goes with the weights wherever they are saved."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch import nn
+
+from primal_attention.patching.building import build_layer, install
+from primal_attention.patching.sites import find_sites, patched_layers
+
+FORMAT = "primal-attention patch 1"
+KEY = "primal_attention"
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """The patched layers of a model: where, which mechanism, with which options."""
+    layers = [
+        {"name": name, "attention": layer.record.attention, "options": layer.record.options}
+        for name, layer in patched_layers(model).items()
+    ]
+    return {"format": FORMAT, "layers": layers}
+
+
+def apply_description(model: nn.Module, description: Any) -> None:
+    """Patch a model as described, with new weights that are to be overwritten."""
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise ValueError(f"not a description of patched layers ({FORMAT}): {description!r}")
+    sites = {site.name: site for site in find_sites(model)}
+    for entry in description["layers"]:
+        name, attention, options = (entry[key] for key in ("name", "attention", "options"))
+        if name not in sites:
+            raise ValueError(
+                f"{type(model).__name__} has no attention at {name}; it has {', '.join(sites)}"
+            )
+        layer = build_layer(sites[name], sites[name].read(), attention, options)
+        install(sites[name], layer)
+        layer.record.changes.clear()
+
+
+def note_in_config(model: nn.Module) -> None:
+    """Write the description into the config of a transformers model, so that it saves it too."""
+    config = getattr(model, "config", None)
+    if not hasattr(config, "to_json_string"):
+        return
+    description = describe(model)
+    if description["layers"] and _is_json(description):
+        setattr(config, KEY, description)
+    elif hasattr(config, KEY):
+        delattr(config, KEY)
+
+
+def _is_json(description: dict[str, Any]) -> bool:
+    try:
+        json.dumps(description)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""The vision transformers of timm that share its plain attention: ViT, DeiT and relatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from primal_attention.patching.adapter import PatchedAttention
+from primal_attention.patching.hosts.host import Host
+from primal_attention.patching.masks import token_mask_of
+from primal_attention.patching.parts import Affine, Parts, score_factor
+
+
+class TimmViT(Host):
+    """``qkv`` holds queries, keys and values."""
+
+    name = "timm"
+
+    def owns(self, module: nn.Module) -> bool:
+        """The attention of ``timm.layers``."""
+        kind = type(module)
+        return (kind.__module__, kind.__name__) == ("timm.layers.attention", "Attention")
+
+    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Parts:
+        """The packed projection, cut in three."""
+        attention: Any = module
+        _refuse(attention)
+        q, k, v = Affine.of(attention.qkv).split(3)
+        return Parts(
+            q.scaled(score_factor(attention.scale, attention.head_dim)),
+            k,
+            v,
+            Affine.of(attention.proj),
+            num_heads=attention.num_heads,
+            dropout=attention.proj_drop.p,
+            max_tokens=next(filter(None, map(_num_tokens, ancestors)), None),
+        )
+
+    def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
+        """The signature of timm."""
+        return TimmAttention(mechanism)
+
+
+class TimmAttention(PatchedAttention):
+    """Attention called as ``(x, attn_mask, is_causal)``."""
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Attention outputs [B, N, D]."""
+        if is_causal and not self.causal:
+            raise ValueError("is_causal=True: this layer is not causal; patch(..., causal=True)")
+        mask = attn_mask if attn_mask is None or attn_mask.ndim == 4 else attn_mask[None, None]
+        real = token_mask_of(mask, num_queries=x.shape[1], num_before=0, causal=self.causal)
+        y: Tensor = self.mechanism(x, token_mask=None if real is None else real.expand(x.shape[:2]))
+        return y
+
+
+def _num_tokens(model: Any) -> int | None:
+    """Patches and class tokens of a vision transformer; None of other modules and open sizes."""
+    if getattr(model, "dynamic_img_size", False) or not hasattr(model, "patch_embed"):
+        return None
+    return int(model.patch_embed.num_patches) + int(getattr(model, "num_prefix_tokens", 0))
+
+
+def _refuse(attention: Any) -> None:
+    for name in ("q_norm", "k_norm", "norm"):
+        if not isinstance(getattr(attention, name, None), nn.Identity | None):
+            raise ValueError(
+                f"timm attention with {name} ({getattr(attention, name)}) is not known"
+            )
+    if getattr(attention, "gate", None) is not None:
+        raise ValueError("timm attention with a gate is not known")
+    if attention.proj.out_features != attention.qkv.in_features:
+        raise ValueError("timm attention with an output of another dimension is not known")

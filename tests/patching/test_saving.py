@@ -1,0 +1,147 @@
+"""Patched models on the disk: safetensors and JSON, read in a fresh process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from primal_attention import ATTENTIONS, ksvd_loss, patch, unpatch
+from primal_attention.patching import load_patched, save_patched
+from primal_attention.patching.sites import patched_layers
+
+from .families import FAMILIES, D, H, N, bert, gpt2, ids, llama, torch_encoder
+
+LOAD = """
+import sys, torch
+torch.set_num_threads(1)
+from primal_attention.patching import load_patched
+for folder in sys.argv[1:]:
+    model = load_patched(folder)
+    assert not model.training
+    tokens = torch.load(folder + "/tokens.pt", weights_only=True)
+    torch.save(model(tokens)[0], folder + "/outputs.pt")
+"""
+
+
+def train(model, tokens):
+    optimizer = torch.optim.SGD(model.train().parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(tokens)[0].square().mean() + 0.1 * ksvd_loss(model)
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def test_train_save_and_load_in_a_fresh_process(tmp_path):
+    tokens, models = ids(), {}
+    for build in (bert, gpt2, llama):
+        folder = tmp_path / build.__name__
+        models[folder] = train(patch(build(), num_directions=5), tokens)
+        save_patched(models[folder], folder)
+        torch.save(tokens, folder / "tokens.pt")
+    subprocess.run([sys.executable, "-c", LOAD, *map(str, models)], check=True, timeout=120)
+    for folder, model in models.items():
+        outputs = torch.load(folder / "outputs.pt", weights_only=True)
+        assert torch.equal(outputs, model(tokens)[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [n for n in FAMILIES if not n.startswith("torch")])
+def test_save_pretrained_is_enough(name, tmp_path):
+    family = FAMILIES[name]
+    model, tokens = patch(family.model(), "linear", "all"), family.tokens()
+    mask = torch.ones(2, N, dtype=torch.bool)
+    model.save_pretrained(tmp_path)
+    loaded = load_patched(tmp_path)
+    assert type(loaded) is type(model)
+    assert list(patched_layers(loaded)) == list(patched_layers(model))
+    assert torch.equal(family.run(loaded, tokens, mask), family.run(model, tokens, mask))
+    assert not list(tmp_path.glob("*.bin"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_mechanism_comes_back(attention, tmp_path):
+    model, tokens = patch(bert().eval(), attention), ids()
+    save_patched(model, tmp_path)
+    assert torch.equal(load_patched(tmp_path)(tokens)[0], model(tokens)[0])
+
+
+@torch.no_grad()
+def test_a_plain_module_comes_back_into_a_new_one(tmp_path):
+    model, x = (
+        patch(torch_encoder().eval(), "primal", "all", num_directions=3),
+        torch.randn(2, N, D),
+    )
+    save_patched(model, tmp_path / "new" / "folder")
+    loaded = load_patched(tmp_path / "new" / "folder", torch_encoder().eval())
+    assert torch.equal(loaded(x), model(x))
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
+        "model.safetensors",
+        "primal_attention.json",
+    ]
+
+
+def test_layers_of_different_mechanisms_and_options(tmp_path):
+    model = patch(patch(gpt2().eval(), "flow", 0), "primal", 1, weights="dual", num_directions=3)
+    save_patched(model, tmp_path)
+    description = json.loads((tmp_path / "config.json").read_text())["primal_attention"]
+    assert [layer["attention"] for layer in description["layers"]] == ["flow", "primal"]
+    loaded = load_patched(tmp_path)
+    tokens = ids()
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    generated = [each.generate(tokens, max_new_tokens=5) for each in (loaded, model)]
+    assert torch.equal(*generated)
+
+
+def test_a_loaded_model_can_be_saved_again_but_not_unpatched(tmp_path):
+    model, tokens = patch(bert().eval(), "linear"), ids()
+    save_patched(model, tmp_path / "one")
+    loaded = load_patched(tmp_path / "one", dtype=torch.bfloat16)
+    assert loaded.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="loaded from a file"):
+        unpatch(loaded)
+    save_patched(loaded, tmp_path / "two")
+    again = load_patched(tmp_path / "two")
+    assert torch.equal(again(tokens)[0], loaded(tokens)[0])
+
+
+def test_an_unpatched_model_says_nothing_of_it(tmp_path):
+    model = unpatch(patch(bert()))
+    assert not hasattr(model.config, "primal_attention")
+    with pytest.raises(ValueError, match="no patched layer to save"):
+        save_patched(model, tmp_path)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="does not say that anything was patched"):
+        load_patched(tmp_path)
+
+
+def test_errors_of_loading(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no patched model is at"):
+        load_patched(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"primal_attention.json is missing"):
+        load_patched(tmp_path, torch_encoder())
+    (tmp_path / "primal_attention.json").write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        load_patched(tmp_path, torch_encoder())
+    (tmp_path / "primal_attention.json").write_text('{"format": "other"}')
+    with pytest.raises(ValueError, match="not a description of patched layers"):
+        load_patched(tmp_path, torch_encoder())
+    save_patched(patch(torch_encoder(), layers=1), tmp_path)
+    layer = nn.TransformerEncoderLayer(D, H, 17, batch_first=True)
+    shallow = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    with pytest.raises(ValueError, match=r"no attention at layers.1.self_attn; it has layers.0"):
+        load_patched(tmp_path, shallow)
+
+
+def test_options_that_are_no_json_are_refused_and_leave_no_files(tmp_path):
+    from primal_attention.feature_maps import ExponentialFeatureMap
+
+    model = patch(bert(), "linear", feature_map=ExponentialFeatureMap(D // H, 3))
+    with pytest.raises(ValueError, match="no JSON value"):
+        save_patched(model, tmp_path)
+    assert not list(tmp_path.iterdir())
