@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from einops import einsum
 from torch import Tensor, nn
 
 from primal_attention.attention.options import check_choice
 from primal_attention.attention.statistics import KSVDLayer, KSVDStatistics
+from primal_attention.ops.ksvd import ksvd_objective, mean_over_sequences
 from primal_attention.precision import without_autocast
 
 
@@ -56,8 +56,10 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
             "activation checkpointing: use use_reentrant=False), so the objective has no gradient"
         )
     with without_autocast(runs[0][0].gram_q.device):
-        values = torch.stack([_OBJECTIVES[objective](layer_runs) for layer_runs in runs])
-    return values.sum() if objective == "zero" else values.mean()
+        values = [_OBJECTIVES[objective](layer_runs) for layer_runs in runs]
+    if len(values) == 1:
+        return values[0]
+    return torch.stack(values).sum() if objective == "zero" else torch.stack(values).mean()
 
 
 @contextmanager
@@ -82,21 +84,23 @@ def record_ksvd(model: nn.Module) -> Iterator[None]:
 
 
 def _zero(runs: list[KSVDStatistics]) -> Tensor:
-    j = torch.cat([_objective(run, run.lambda_diag, averaged=run.averaged) for run in runs])
-    return _mean_over_sequences(j.square(), runs)
+    return _mean_over_runs([_mean_j(run, averaged=run.averaged) for run in runs], runs)
 
 
 def _released(runs: list[KSVDStatistics]) -> Tensor:
-    return _mean_over_sequences(_released_j(runs).square(), runs)
+    return _mean_over_runs([_released_j(run, squared=True) for run in runs], runs)
 
 
 def _released_batch(runs: list[KSVDStatistics]) -> Tensor:
-    return _mean_over_sequences(_released_j(runs), runs).square()
+    return _mean_over_runs([_released_j(run, squared=False) for run in runs], runs).square()
 
 
 def _explained_energy(runs: list[KSVDStatistics]) -> Tensor:
-    unexplained = torch.cat([_unexplained(run).mean(-1) for run in runs])
-    return _mean_over_sequences(unexplained, runs)
+    means = [
+        mean_over_sequences(_unexplained(run).mean(-1), run.num_queries, run.num_keys)
+        for run in runs
+    ]
+    return _mean_over_runs(means, runs)
 
 
 _OBJECTIVES: dict[str, Callable[[list[KSVDStatistics]], Tensor]] = {
@@ -107,24 +111,28 @@ _OBJECTIVES: dict[str, Callable[[list[KSVDStatistics]], Tensor]] = {
 }
 
 
-def _released_j(runs: list[KSVDStatistics]) -> Tensor:
+def _released_j(run: KSVDStatistics, *, squared: bool) -> Tensor:
     #   Deviations D1, D2: lambda_diag^2 in place of Lambda, mean over tokens instead of the sum.
-    return torch.cat([_objective(run, run.lambda_diag.square(), averaged=True) for run in runs])
+    return _mean_j(run, averaged=True, lambda_squared=True, squared=squared)
 
 
-def _objective(run: KSVDStatistics, lambda_diag: Tensor, *, averaged: bool) -> Tensor:
-    r"""J of eq. (11) for each sequence, the mean over its heads, [B]."""
-    e_term = einsum(lambda_diag, _energies(run.gram_q, run.w_e_given_x), "h s, b h s -> b h") / 2
-    r_term = einsum(lambda_diag, _energies(run.gram_k, run.w_r_given_x), "h s, b h s -> b h") / 2
-    if averaged:
-        e_term = e_term / run.num_queries.clamp(min=1)[:, None]
-        r_term = r_term / run.num_keys.clamp(min=1)[:, None]
-    return (e_term + r_term - run.trace).mean(-1)
-
-
-def _energies(gram: Tensor, weights: Tensor) -> Tensor:
-    """sum_i e_i^2 for each direction, diag(W^T G W), [B, H, S]."""
-    return (weights * (gram @ weights)).sum(-2)
+def _mean_j(
+    run: KSVDStatistics, *, averaged: bool, lambda_squared: bool = False, squared: bool = True
+) -> Tensor:
+    """J of eq. (11), squared or not, the mean over the sequences of one pass."""
+    return ksvd_objective(
+        run.gram_q,
+        run.gram_k,
+        run.w_e_given_x,
+        run.w_r_given_x,
+        run.lambda_diag,
+        run.trace,
+        run.num_queries,
+        run.num_keys,
+        averaged=averaged,
+        lambda_squared=lambda_squared,
+        squared=squared,
+    )
 
 
 def _unexplained(run: KSVDStatistics) -> Tensor:
@@ -133,15 +141,17 @@ def _unexplained(run: KSVDStatistics) -> Tensor:
     It equals $Tr(G_q M G_k M^\top) / Tr(G_q A G_k A)$ with $M = A - W_{e|X} \Lambda W_{r|X}^\top$
     and $A = F_X^\top F_X$. A kernel without energy has nothing unexplained.
     """
-    P = run.gram_q.shape[-1]
-    if run.x_sampled is None:
-        a = torch.eye(P, dtype=run.gram_q.dtype, device=run.gram_q.device).expand_as(run.gram_q)
+    explained = (run.w_e_given_x * run.lambda_diag[:, None, :]) @ run.w_r_given_x.mT
+    x_sampled = run.x_sampled
+    if x_sampled is None:
+        identity = torch.eye(explained.shape[-1], dtype=explained.dtype, device=explained.device)
+        energy = (run.gram_q * run.gram_k.mT).sum((-2, -1))
+        left = _energy(run, identity - explained)
     else:
-        a = einsum(run.x_sampled, run.x_sampled, "b h m p, b h m o -> b h p o")
-    m = a - (run.w_e_given_x * run.lambda_diag[:, None, :]) @ run.w_r_given_x.mT
-    size = a.detach().abs().amax((-2, -1), keepdim=True)  # cancels; keeps small inputs from 0 / 0
-    size = torch.where(size >= torch.finfo(a.dtype).tiny, size, 1.0)
-    energy, left = (_energy(run, middle / size) for middle in (a, m))
+        a = x_sampled.mT @ x_sampled
+        size = a.detach().abs().amax((-2, -1), keepdim=True)  # cancels; avoids 0 / 0
+        size = torch.where(size >= torch.finfo(a.dtype).tiny, size, 1.0)
+        energy, left = (_energy(run, middle / size) for middle in (a, a - explained))
     some = energy > 0
     return torch.where(some, left / torch.where(some, energy, 1.0), 0.0)
 
@@ -151,7 +161,10 @@ def _energy(run: KSVDStatistics, middle: Tensor) -> Tensor:
     return ((run.gram_q @ middle) * (middle @ run.gram_k)).sum((-2, -1))
 
 
-def _mean_over_sequences(values: Tensor, runs: list[KSVDStatistics]) -> Tensor:
-    """The mean over the sequences that have a real token on either side."""
-    real = torch.cat([(run.num_queries > 0) & (run.num_keys > 0) for run in runs])
-    return torch.where(real, values, 0.0).sum() / real.sum().clamp(min=1)
+def _mean_over_runs(means: list[Tensor], runs: list[KSVDStatistics]) -> Tensor:
+    """The mean over the sequences of all passes that have a real token on either side."""
+    if len(runs) == 1:
+        return means[0]
+    counts = [(torch.minimum(run.num_queries, run.num_keys) > 0).sum() for run in runs]
+    weights = torch.stack(counts)
+    return (torch.stack(means) * weights).sum() / weights.sum().clamp(min=1)

@@ -77,7 +77,7 @@ class Tokens(NamedTuple):
         dtype = accumulation_dtype(self.x.dtype)
         if self.mask is None:
             return torch.full(self.x.shape[:1], self.x.shape[1], dtype=dtype, device=self.x.device)
-        return self.mask.sum(1).to(dtype)
+        return self.mask.sum(1, dtype=dtype)
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tokens:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ from primal_attention.attention.options import (
     check_probabilities,
     check_sizes,
 )
+from primal_attention.attention.packing import packed_projection
 from primal_attention.attention.released import read_released
 from primal_attention.attention.statistics import KSVDLayer, ksvd_statistics
 from primal_attention.attention.weights import (
@@ -46,8 +48,14 @@ from primal_attention.attention.weights import (
     token_mean,
 )
 from primal_attention.feature_maps import FeatureMapSpec
-from primal_attention.ops.landmarks import landmarks
-from primal_attention.ops.primal import PrimalResult, gram, primal_attention
+from primal_attention.ops.landmarks import choose_landmarks
+from primal_attention.ops.primal import (
+    PrimalResult,
+    collapse,
+    collapsed_attention,
+    gram,
+    packed_attention,
+)
 from primal_attention.precision import accumulation_dtype
 
 
@@ -58,6 +66,14 @@ class _Pass(NamedTuple):
     weights: ProjectionWeights
     gram_q: Tensor  # [B, H, P, P]; empty unless asked for
     gram_k: Tensor
+
+
+class _Sides(NamedTuple):
+    """The queries' and the keys' side of the same tokens."""
+
+    queries: Side
+    keys: Side
+    packed: Tensor | None = None  # [B, N, 2, H, C], where both are slices of it
 
 
 class PrimalAttention(KSVDLayer):
@@ -204,7 +220,9 @@ class PrimalAttention(KSVDLayer):
             # Before the output projection: a sharded layer gathers its parameters again when the
             # gradient of its output arrives, and these nodes must run after that.
             parameters = None if self.weights == "dual" else (self.w_e, self.w_r)
-            grams, counts = (run.gram_q, run.gram_k), (tokens.num_real(), source.num_real())
+            num_queries = tokens.num_real()
+            num_keys = num_queries if source is tokens else source.num_real()
+            grams, counts = (run.gram_q, run.gram_k), (num_queries, num_keys)
             self.record(ksvd_statistics(run.weights, parameters, self.lambda_diag, grams, counts))
         return self._output(run.out, tokens)
 
@@ -268,12 +286,12 @@ class PrimalAttention(KSVDLayer):
     def _bidirectional(self, tokens: Tokens, source: Tokens) -> _Pass:
         """Queries of the tokens, keys of the source; the same sequence in self-attention."""
         key_sum = self._key_sum(source)
-        queries, keys = self._sides(tokens.x, key_sum)
+        queries, keys, packed = self._sides(tokens.x, key_sum)
         crossing = source is not tokens
         source_keys = self._keys(source.x, key_sum) if crossing else keys
         weights = self._weights_given(tokens, queries, source, source_keys)
         grams = self.training, self.training and not crossing
-        result = self._attend(queries, keys, weights, tokens.mask, grams)
+        result = self._attend(queries, keys, weights, tokens.mask, grams, packed)
         gram_k = result.gram_k
         if self.training and crossing:
             gram_k = _gram(source_keys, source.mask)
@@ -314,14 +332,14 @@ class PrimalAttention(KSVDLayer):
         if self.weights == "static":
             return ProjectionWeights(self.w_e, self.w_r)
         if self.weights == "sampled":
-            x_sampled = landmarks(
+            landmarks = choose_landmarks(
                 source.x,
                 self.num_landmarks,
                 token_mask=source.mask,
                 dropout=self.landmark_dropout if self.training else 0.0,
                 jitter=self.landmark_jitter if self.training else 0.0,
             )
-            return sampled_weights(x_sampled, self.w_e, self.w_r)
+            return sampled_weights(landmarks, self.w_e, self.w_r, *self._score_maps())
         h_e, h_r = self._dual_variables(tokens.x)
         if source is not tokens:
             _, h_r = self._dual_variables(source.x)
@@ -337,13 +355,15 @@ class PrimalAttention(KSVDLayer):
         weights: ProjectionWeights,
         token_mask: Tensor | None,
         grams: tuple[bool, bool],
+        packed: Tensor | None = None,
     ) -> PrimalResult:
-        return primal_attention(
-            queries.z,
-            keys.z,
-            weights.e,
-            weights.r,
-            *self._score_maps(),
+        attend = (
+            partial(collapsed_attention, queries.z, keys.z)
+            if packed is None
+            else partial(packed_attention, packed)
+        )
+        return attend(
+            *self._collapsed(weights),
             self.score_proj.bias,
             token_mask=token_mask,
             map_q=queries.feature_map,
@@ -351,6 +371,13 @@ class PrimalAttention(KSVDLayer):
             gram_q=grams[0],
             gram_k=grams[1],
         )
+
+    def _collapsed(self, weights: ProjectionWeights) -> tuple[Tensor | None, Tensor | None]:
+        """A_e = W_{e|X} C_e and A_r; None where a side is not output."""
+        if weights.landmarks is not None:  # they came with the weights
+            return weights.a_e, weights.a_r
+        c_e, c_r = self._score_maps()
+        return collapse(weights.e, c_e), collapse(weights.r, c_r)
 
     def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
         if self.features.has_modules:  # whose features, and so the outputs, have at least float32
@@ -368,14 +395,20 @@ class PrimalAttention(KSVDLayer):
         keys = self.features.keys(self._heads(self.k_proj(source.x)))
         return self.features.key_sum(keys, source.mask)
 
-    def _sides(self, x: Tensor, key_sum: Tensor | None) -> tuple[Side, Side]:
+    def _sides(self, x: Tensor, key_sum: Tensor | None) -> _Sides:
+        if not self.features.has_modules and self.weights != "dual":
+            packed = packed_projection(x, self.q_proj, self.k_proj)
+            if packed is not None:
+                packed = rearrange(packed, "b n (two h c) -> b n two h c", two=2, h=self.num_heads)
+                q, k = packed.unbind(2)
+                return _Sides(self.features.queries(q), self.features.keys(k), packed)
         queries = self.features.queries(self._heads(self.q_proj(x)))
         keys = self.features.keys(self._heads(self.k_proj(x)))
-        return self.features.normalise(queries, keys, key_sum)
+        return _Sides(*self.features.normalise(queries, keys, key_sum))
 
     def _keys(self, source: Tensor, key_sum: Tensor | None) -> Side:
         if self.features.normalised:
-            return self._sides(source, key_sum)[1]
+            return self._sides(source, key_sum).keys
         return self.features.keys(self._heads(self.k_proj(source)))
 
     def _dual_variables(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -386,11 +419,11 @@ class PrimalAttention(KSVDLayer):
 
     def _score_maps(self) -> tuple[Tensor | None, Tensor | None]:
         """The parts C_e, C_r [S, C] of the score projection; None where a side is not output."""
-        weight = self.score_proj.weight.mT
+        weight = self.score_proj.weight  # [C, 2S] or [C, S]
         if self.scores == "both":
-            c_e, c_r = weight.chunk(2)
-            return c_e, c_r
-        return (weight, None) if self.scores == "e" else (None, weight)
+            c_e, c_r = weight.chunk(2, 1)
+            return c_e.mT, c_r.mT
+        return (weight.mT, None) if self.scores == "e" else (None, weight.mT)
 
     def _check_inputs(
         self,

@@ -9,31 +9,37 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import einsum
 from torch import Tensor, nn
 
 from primal_attention.attention.weights import ProjectionWeights
-from primal_attention.precision import accumulate, without_autocast
+from primal_attention.ops.ksvd import trace
+from primal_attention.ops.landmarks import Landmarks
+from primal_attention.precision import accumulate
 
 
 class KSVDStatistics(NamedTuple):
     """All that a KSVD objective needs of one forward pass of one layer.
 
-    Everything is computed inside the forward pass and is no parameter itself, because a sharded
-    layer gives its parameters back right after it.
+    Nothing of it is a parameter: a sharded layer gives its parameters back right after the forward
+    pass, so that whatever is made of them is made inside it.
     """
 
     gram_q: Tensor  # [B, H, P, P] = Phi_q^T Phi_q over the real tokens
     gram_k: Tensor  # [B, H, P, P]
     w_e_given_x: Tensor  # [B, H, P, S] or [H, P, S]
     w_r_given_x: Tensor
-    x_sampled: Tensor | None  # [B, H, M, P] = F_X; None where F_X is the identity
-    trace: Tensor  # [H] or [B, H]: Tr(W_e^T W_r)
+    landmarks: Landmarks | None  # F_X = X'; None where F_X is the identity
+    trace: Tensor | None  # [H]: Tr(W_e^T W_r) of the parameters; None for that of the weights
     lambda_diag: Tensor  # [H, S]
     num_queries: Tensor  # [B]: real tokens behind gram_q
     num_keys: Tensor  # [B]: real tokens behind gram_k
     averaged: bool  # J averages over tokens (dual weights) instead of summing
     with_gradients: bool  # taken with gradients enabled
+
+    @property
+    def x_sampled(self) -> Tensor | None:
+        """F_X [B, H, M, P]; None where it is the identity."""
+        return ProjectionWeights(self.w_e_given_x, self.w_r_given_x, self.landmarks).x_sampled
 
 
 def ksvd_statistics(
@@ -45,29 +51,28 @@ def ksvd_statistics(
 ) -> KSVDStatistics:
     """Gather the statistics of one forward pass.
 
-    The trace term is that of the parameters. Dual weights have none: theirs is the trace of the
-    weights given the data, and J averages over tokens, so that J = 0 at the SVD with Lambda = n /
-    sigma.
+    The trace term is that of the parameters. Static weights are the parameters, so that theirs need
+    not be kept apart. Dual weights have none: theirs is the trace of the weights given the data,
+    and J averages over tokens, so that J = 0 at the SVD with Lambda = n / sigma.
     """
     gram_q, gram_k = grams
-    with without_autocast(gram_q.device):
-        if parameters is None:
-            trace = einsum(weights.e, weights.r, "b h p s, b h p s -> b h")
-        else:
-            w_e, w_r = (accumulate(w) for w in parameters)
-            trace = einsum(w_e, w_r, "h m s, h m s -> h")
     return KSVDStatistics(
         gram_q,
         gram_k,
-        weights.e.to(gram_q.dtype, copy=True),
-        weights.r.to(gram_q.dtype, copy=True),
-        weights.x_sampled,
-        trace,
+        _kept(weights.e, gram_q.dtype),
+        _kept(weights.r, gram_q.dtype),
+        weights.landmarks,
+        None if parameters is None or weights.landmarks is None else trace(*parameters),
         lambda_diag,
         *counts,
         averaged=parameters is None,
         with_gradients=torch.is_grad_enabled(),
     )
+
+
+def _kept(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights, copied where they are the parameters: those without a batch axis."""
+    return weights.to(dtype, copy=weights.ndim == 3)
 
 
 class KSVDLayer(nn.Module):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from einops import einsum, rearrange
+from einops import rearrange
 from torch import Tensor
 
 from primal_attention.attention.features import Side
+from primal_attention.ops import sampled
+from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.moment import moment
-from primal_attention.precision import accumulate, exact
+from primal_attention.precision import accumulate
 
 
 class ProjectionWeights(NamedTuple):
@@ -20,17 +22,27 @@ class ProjectionWeights(NamedTuple):
 
     e: Tensor  # W_{e|X}: [B, H, P, S] or [H, P, S]
     r: Tensor  # W_{r|X}
-    x_sampled: Tensor | None = None  # [B, H, M, P] = F_X; None where F_X is the identity
+    landmarks: Landmarks | None = None  # F_X = X'; None where F_X is the identity
+    a_e: Tensor | None = None  # W_{e|X} C_e [B, H, P, C], where it has come along
+    a_r: Tensor | None = None
+
+    @property
+    def x_sampled(self) -> Tensor | None:
+        """F_X [B, H, M, P]; None where it is the identity."""
+        if self.landmarks is None:
+            return None
+        return accumulate(
+            rearrange(self.landmarks.rows(), "b m (h p) -> b h m p", h=self.e.shape[1])
+        )
 
 
-@exact
-def sampled_weights(x_sampled: Tensor, w_e: Tensor, w_r: Tensor) -> ProjectionWeights:
-    r"""$W_{e|X} = X'^\top w_e$ from the landmarks X' [B, M, D], sliced by head, unscaled."""
-    x_sampled = accumulate(rearrange(x_sampled, "b m (h p) -> b h m p", h=w_e.shape[0]))
-    e, r = (
-        einsum(x_sampled, w.to(x_sampled.dtype), "b h m p, h m s -> b h p s") for w in (w_e, w_r)
-    )
-    return ProjectionWeights(e, r, x_sampled)
+def sampled_weights(
+    landmarks: Landmarks, w_e: Tensor, w_r: Tensor, c_e: Tensor | None, c_r: Tensor | None
+) -> ProjectionWeights:
+    r"""$W_{e|X} = X'^\top w_e$ from the landmarks, sliced by head, and $A_e = W_{e|X} C_e$."""
+    x, index, scale = landmarks
+    e, r, a_e, a_r = sampled.sampled_weights(x, index, w_e, w_r, c_e, c_r, scale)
+    return ProjectionWeights(e, r, landmarks, a_e, a_r)
 
 
 def dual_moment(side: Side, dual_variables: Tensor, token_mask: Tensor | None) -> Tensor:

@@ -25,7 +25,6 @@ from primal_attention.ops.primal.reference import PrimalResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 
-@exact
 def primal_attention(
     q: Tensor,  # [B, N, H, C]
     k: Tensor,  # [B, N, H, C]
@@ -42,8 +41,40 @@ def primal_attention(
     gram_k: bool = True,
 ) -> PrimalResult:
     """The same values as the reference; a Gram matrix that is not wanted comes back empty."""
-    a_e = None if c_e is None else accumulate(w_e_given_x) @ accumulate(c_e)  # [..., P, C]
-    a_r = None if c_r is None else accumulate(w_r_given_x) @ accumulate(c_r)
+    return collapsed_attention(
+        q,
+        k,
+        collapse(w_e_given_x, c_e),
+        collapse(w_r_given_x, c_r),
+        bias,
+        token_mask=token_mask,
+        map_q=map_q,
+        map_k=map_k,
+        gram_q=gram_q,
+        gram_k=gram_k,
+    )
+
+
+@exact
+def collapse(weights_given_x: Tensor, c: Tensor | None) -> Tensor | None:
+    """A_e = W_{e|X} C_e, [B, H, P, C] or [H, P, C]; None where e is not output."""
+    return None if c is None else accumulate(weights_given_x) @ accumulate(c)
+
+
+def collapsed_attention(
+    q: Tensor,  # [B, N, H, C]
+    k: Tensor,  # [B, N, H, C]
+    a_e: Tensor | None,  # [B, H, P, C] or [H, P, C]; None where e is not output
+    a_r: Tensor | None,
+    bias: Tensor | None = None,  # [C]
+    *,
+    token_mask: Tensor | None = None,  # [B, N], True = real token
+    map_q: str = "cosine",
+    map_k: str = "cosine",
+    gram_q: bool = True,
+    gram_k: bool = True,
+) -> PrimalResult:
+    """Primal-Attention from the products A_e, A_r of the weights and the output map."""
     return PrimalResult(*_forward(q, k, a_e, a_r, bias, token_mask, map_q, map_k, gram_q, gram_k))
 
 
@@ -76,7 +107,7 @@ def forward_in_pieces(
     gram_k: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs and Gram matrices; empty where they are not wanted."""
-    out, *grams = _empty_outputs(q, k, a_e, a_r, bias, token_mask, map_q, map_k, gram_q, gram_k)
+    out, *grams = empty_outputs(q, k, a_e, a_r, bias, token_mask, map_q, map_k, gram_q, gram_k)
     for gram_z in grams:
         gram_z.zero_()
     for piece in token_chunks(q):
@@ -96,9 +127,10 @@ def forward_in_pieces(
     return out, grams[0], grams[1]
 
 
-def _empty_outputs(
+def empty_outputs(
     q: Tensor, k: Tensor | None, a_e: Tensor | None, a_r: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The outputs and Gram matrices, unwritten."""
     B, N, H, P = q.shape
     a = a_e if a_e is not None else a_r
     out = q.new_empty(0 if a is None else (B, N, H, a.shape[-1]))
@@ -123,7 +155,28 @@ def backward_in_pieces(
     d_gram_k: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, a_e, a_r and bias; empty where there is no such input."""
-    dq, dk, da_e, da_r, d_bias = (grad.zero_() for grad in _empty_gradients(q, k, a_e, a_r, bias))
+    grads = _empty_gradients(q, k, a_e, a_r, bias)
+    d_outputs = d_out, d_gram_q, d_gram_k
+    write_gradients(q, k, a_e, a_r, bias, token_mask, map_q, map_k, *d_outputs, grads)
+    return grads
+
+
+def write_gradients(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    d_out: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+    grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+) -> None:
+    """Write the gradients of q, k, a_e, a_r and bias."""
+    dq, dk, da_e, da_r, d_bias = (grad.zero_() for grad in grads)
     bias_sum = accumulate(d_bias)
     sides = (
         (_Side(q, a_e, map_q), d_gram_q, dq, da_e),
@@ -138,7 +191,7 @@ def backward_in_pieces(
             if side.z is not None:
                 d_side = _side_backward(side, piece, mask, d_piece, d_gram, da)
                 dz[:, piece] = d_side.transpose(1, 2)
-    return dq, dk, da_e, da_r, d_bias.copy_(bias_sum)
+    d_bias.copy_(bias_sum)
 
 
 def _side_backward(
@@ -187,14 +240,14 @@ def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]
     maps = token_mask, ctx.map_q, ctx.map_k
     grads: list[Tensor | None]
     if torch.is_grad_enabled():
-        grads = differentiable_gradients(partial(_whole, *maps), tensors, d_outputs)
+        grads = differentiable_gradients(partial(in_one_piece, *maps), tensors, d_outputs)
     else:
         computed = _backward(*tensors, *maps, *d_outputs)
         grads = [None if x is None else d for x, d in zip(tensors, computed, strict=True)]
     return (*grads, *[None] * 5)
 
 
-def _whole(
+def in_one_piece(
     token_mask: Tensor | None,
     map_q: str,
     map_k: str,
@@ -228,7 +281,7 @@ _forward = torch.library.custom_op(
 _backward = torch.library.custom_op(
     "primal_attention::primal_backward", backward_in_pieces, mutates_args=()
 )
-_forward.register_fake(_empty_outputs)
+_forward.register_fake(empty_outputs)
 _backward.register_fake(_empty_gradients)
 _forward.register_autograd(_gradients, setup_context=_save)
 on_gpu(_forward, forward_in_pieces, "primal_attention.ops.primal.triton", "forward")

@@ -134,6 +134,27 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, a_e, a_r and bias; empty where there is no such input."""
     grads = [None if x is None else torch.empty_like(x) for x in (q, k, a_e, a_r, bias)]
+    maps = token_mask, map_q, map_k
+    write_gradients(q, k, a_e, a_r, *maps, d_out, d_gram_q, d_gram_k, grads, config)
+    dq, dk, da_e, da_r, d_bias = (q.new_empty(0) if grad is None else grad for grad in grads)
+    return dq, dk, da_e, da_r, d_bias
+
+
+def write_gradients(
+    q: Tensor,
+    k: Tensor | None,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    d_out: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+    grads: list[Tensor | None],
+    config: Config | None = None,
+) -> None:
+    """Write the gradients of q, k, a_e, a_r and bias, where they are not None."""
     if d_out is None:
         for grad in grads[2:]:
             if grad is not None:
@@ -144,8 +165,6 @@ def backward(
         _fused_backward(*inputs, grads, config)
     else:
         _backward_by_side(*inputs, grads)
-    dq, dk, da_e, da_r, d_bias = (q.new_empty(0) if grad is None else grad for grad in grads)
-    return dq, dk, da_e, da_r, d_bias
 
 
 def _fused_backward(

@@ -1,0 +1,204 @@
+"""The KSVD objective as one op with its own backward pass, which README.md derives.
+
+Letters: B batch, H heads, P feature dim, S directions.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primal_attention.ops.gpu import on_gpu
+from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.ksvd import reference
+from primal_attention.precision import exact
+
+
+def ksvd_objective(
+    gram_q: Tensor,  # [B, H, P, P] = Phi_q^T Phi_q
+    gram_k: Tensor,  # [B, H, P, P]
+    w_e_given_x: Tensor,  # [B, H, P, S] or [H, P, S]
+    w_r_given_x: Tensor,
+    lambda_diag: Tensor,  # [H, S]
+    trace: Tensor | None,  # [H]; None: that of the weights given X
+    num_queries: Tensor,  # [B]: tokens behind gram_q
+    num_keys: Tensor,  # [B]: tokens behind gram_k
+    *,
+    averaged: bool = True,
+    lambda_squared: bool = False,
+    squared: bool = True,
+) -> Tensor:
+    """The same value as the reference: the mean of J^2, or of J, over the sequences."""
+    tensors = gram_q, gram_k, w_e_given_x, w_r_given_x, lambda_diag, trace, num_queries, num_keys
+    alike = [None if x is None else x.to(gram_q.dtype) for x in tensors]
+    mean: Tensor
+    mean, _, _ = _forward(*alike, averaged, lambda_squared, squared)
+    return mean
+
+
+@exact
+def forward_composed(
+    gram_q: Tensor,
+    gram_k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    lambda_diag: Tensor,
+    trace: Tensor | None,
+    num_queries: Tensor,
+    num_keys: Tensor,
+    averaged: bool,
+    lambda_squared: bool,
+    squared: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean, its derivative by each J, [B], and the energies of both sides, [2, B, H, S].
+
+    The energies are divided by the numbers of tokens where J averages.
+    """
+    energies = _empty_outputs(gram_q, gram_k, w_e)[2]
+    for energy, gram, w in zip(energies, (gram_q, gram_k), (w_e, w_r), strict=True):
+        torch.sum((gram @ w).mul_(w), -2, out=energy)
+    if averaged:
+        energies /= torch.stack([num_queries, num_keys]).clamp_(min=1)[:, :, None, None]
+    diagonal = (lambda_diag.square() if lambda_squared else lambda_diag) / (2 * len(lambda_diag))
+    j = energies.sum(0).flatten(1) @ diagonal.flatten() - _mean_trace(w_e, w_r, trace)
+    real = torch.minimum(num_queries, num_keys) > 0
+    j = torch.where(real, j, 0.0)
+    shares = real / real.sum().clamp_(min=1).to(j.dtype)  # of the sequences in the mean
+    slopes = 2 * shares * j if squared else shares
+    return slopes.dot(j) / 2 if squared else slopes.dot(j), slopes, energies
+
+
+def _mean_trace(w_e: Tensor, w_r: Tensor, trace: Tensor | None) -> Tensor:
+    """Tr(W_e^T W_r), the mean over the heads: of all sequences, or of each, [B]."""
+    if trace is not None:
+        return trace.mean()
+    return (w_e * w_r).sum((-3, -2, -1)) / w_e.shape[-3]
+
+
+def _empty_outputs(
+    gram_q: Tensor, gram_k: Tensor, w_e: Tensor, *options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    B, H, _, _ = gram_q.shape
+    energies = gram_q.new_empty(2, B, H, w_e.shape[-1])
+    return gram_q.new_empty(()), gram_q.new_empty(B), energies
+
+
+@exact
+def backward_composed(
+    gram_q: Tensor,
+    gram_k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    lambda_diag: Tensor,
+    trace: Tensor | None,
+    num_queries: Tensor,
+    num_keys: Tensor,
+    slopes: Tensor,  # [B]: derivative of the mean by each J
+    energies: Tensor,  # [2, B, H, S]
+    averaged: bool,
+    lambda_squared: bool,
+    d_mean: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of both Gram matrices, of both weights, of Lambda and of the trace.
+
+    The first two are stacked; the last is empty where there is no such input.
+    """
+    d_grams, d_weights, d_lambda, d_trace = _empty_gradients(
+        gram_q, gram_k, w_e, w_r, lambda_diag, trace
+    )
+    d_j = slopes * (d_mean / len(lambda_diag))  # of the J of one head, [B]
+    diagonal = (lambda_diag.square() if lambda_squared else lambda_diag) / 2
+    sides = (gram_q, w_e, w_r, num_queries), (gram_k, w_r, w_e, num_keys)
+    for (gram, w, other, num_tokens), d_gram, d_w in zip(sides, d_grams, d_weights, strict=True):
+        factor = d_j / num_tokens.clamp(min=1) if averaged else d_j
+        scaled = w * (factor[:, None, None] * diagonal)[:, :, None, :]  # W diag(c)
+        torch.matmul(scaled, w.mT, out=d_gram)
+        total = d_w if w.ndim == 4 else torch.empty_like(scaled)
+        torch.matmul(gram + gram.mT, scaled, out=total)
+        if trace is None:
+            total.addcmul_(d_j[:, None, None, None], other, value=-1)
+        if w.ndim == 3:
+            torch.sum(total, 0, out=d_w)
+    torch.mul(
+        (d_j @ energies.sum(0).flatten(1)).view_as(lambda_diag),
+        lambda_diag if lambda_squared else 0.5,
+        out=d_lambda,
+    )
+    return d_grams, d_weights, d_lambda, d_trace.copy_(-d_j.sum())
+
+
+def _empty_gradients(
+    gram_q: Tensor,
+    gram_k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    lambda_diag: Tensor,
+    trace: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_grams, d_weights = gram_q.new_empty(2, *gram_q.shape), w_e.new_empty(2, *w_e.shape)
+    d_trace = lambda_diag.new_empty(0 if trace is None else trace.shape)
+    return d_grams, d_weights, lambda_diag.new_empty(lambda_diag.shape), d_trace
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.averaged, ctx.lambda_squared, ctx.squared = inputs
+    _, *kept = output
+    ctx.mark_non_differentiable(*kept)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *kept)
+
+
+def _gradients(ctx: Any, d_mean: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, num_queries, num_keys, slopes, energies = ctx.saved_tensors
+    counts, options = (num_queries, num_keys), (ctx.averaged, ctx.lambda_squared)
+    grads: list[Tensor | None] = [None] * len(tensors)
+    if d_mean is not None and torch.is_grad_enabled():
+        whole = partial(_whole, counts, *options, ctx.squared)
+        grads = differentiable_gradients(whole, tensors, [d_mean])
+    elif d_mean is not None:
+        stacked = _backward(*tensors, *counts, slopes, energies, *options, d_mean)
+        d_grams, d_weights, d_lambda, d_trace = stacked
+        computed = *d_grams, *d_weights, d_lambda, d_trace
+        grads = [None if x is None else d for x, d in zip(tensors, computed, strict=True)]
+    return (*grads, *[None] * 5)
+
+
+def _whole(
+    counts: tuple[Tensor, Tensor],
+    averaged: bool,
+    lambda_squared: bool,
+    squared: bool,
+    *tensors: Any,
+) -> list[Tensor]:
+    """The reference, differentiable as often as one likes."""
+    gram_q, gram_k, w_e, w_r, lambda_diag, trace = tensors
+    mean = reference.ksvd_objective(
+        gram_q,
+        gram_k,
+        w_e,
+        w_r,
+        lambda_diag,
+        trace,
+        *counts,
+        averaged=averaged,
+        lambda_squared=lambda_squared,
+        squared=squared,
+    )
+    return [mean]
+
+
+_forward = torch.library.custom_op(
+    "primal_attention::ksvd_forward", forward_composed, mutates_args=()
+)
+_backward = torch.library.custom_op(
+    "primal_attention::ksvd_backward", backward_composed, mutates_args=()
+)
+_forward.register_fake(_empty_outputs)
+_backward.register_fake(_empty_gradients)
+_forward.register_autograd(_gradients, setup_context=_save)
+on_gpu(_forward, forward_composed, "primal_attention.ops.ksvd.triton", "forward")
+on_gpu(_backward, backward_composed, "primal_attention.ops.ksvd.triton", "backward")

@@ -1,0 +1,203 @@
+r"""Sampled weights composed of a few products, with their own backward pass.
+
+X' is gathered once in each direction and never kept. With $\bar W_e = dW_e + dA_e C_e^\top$:
+
+    dX' = w_e \bar W_e^T + w_r \bar W_r^T      dw_e = X' \bar W_e      dC_e = W_e^T dA_e
+
+and dX' is added up at the tokens that the landmarks came from.
+
+Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions,
+M landmarks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from einops import einsum, rearrange
+from torch import Tensor
+
+from primal_attention.ops.gpu import on_gpu
+from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.landmarks import Landmarks
+from primal_attention.ops.sampled import reference
+from primal_attention.ops.sampled.reference import SampledWeights
+from primal_attention.precision import accumulate, accumulation_dtype, exact
+
+
+def sampled_weights(
+    x: Tensor,  # [B, N, D] with D = H P
+    index: Tensor,  # [B, M], the positions of the landmarks; -1 for a row of zeros
+    w_e: Tensor,  # [H, M, S]
+    w_r: Tensor,
+    c_e: Tensor | None,  # [S, C]: the output map's part for e; None where e is not output
+    c_r: Tensor | None,
+    scale: float = 1.0,
+) -> SampledWeights:
+    """The same values as the reference."""
+    e, r, a_e, a_r = _forward(x, index, w_e, w_r, c_e, c_r, scale)
+    return SampledWeights(e, r, None if c_e is None else a_e, None if c_r is None else a_r)
+
+
+@exact
+def forward_composed(
+    x: Tensor,
+    index: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W_e, W_r, A_e and A_r; empty where they are not wanted."""
+    w = torch.cat((w_e, w_r), -1)
+    x_sampled = _by_head(x, index, w)
+    both = einsum(x_sampled, w.to(x_sampled), "b h m p, h m s -> h b p s").mul_(scale)
+    e, r = (_batch_first(side) for side in both.chunk(2, -1))
+    a_e, a_r = (x.new_empty(0) if c is None else w @ c.to(w) for w, c in ((e, c_e), (r, c_r)))
+    return e, r, a_e, a_r
+
+
+def _batch_first(side: Tensor) -> Tensor:
+    return side.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+
+def _by_head(x: Tensor, index: Tensor, w: Tensor) -> Tensor:
+    rows = Landmarks(x, index).rows()
+    return accumulate(rearrange(rows, "b m (h p) -> b h m p", h=w.shape[0]))
+
+
+def _empty_outputs(
+    x: Tensor,
+    index: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    B, _, D = x.shape
+    H, _, S = w_e.shape
+    dtype = accumulation_dtype(x.dtype)
+    e, r = (x.new_empty((B, H, D // H, S), dtype=dtype) for _ in range(2))
+    a_e, a_r = (
+        x.new_empty(0) if c is None else e.new_empty((*e.shape[:3], c.shape[1])) for c in (c_e, c_r)
+    )
+    return e, r, a_e, a_r
+
+
+@exact
+def backward_composed(
+    x: Tensor,
+    index: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    scale: float,
+    e: Tensor,  # W_e and W_r, as the forward pass gave them
+    r: Tensor,
+    d_e: Tensor | None,
+    d_r: Tensor | None,
+    da_e: Tensor | None,
+    da_r: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, w_e, w_r, c_e and c_r; empty where there is no such input."""
+    dx, dw_e, dw_r, dc_e, dc_r = _empty_gradients(x, index, w_e, w_r, c_e, c_r)
+    d_sides = _side_backward(e, c_e, d_e, da_e, dc_e), _side_backward(r, c_r, d_r, da_r, dc_r)
+    d_both = torch.cat([side.transpose(0, 1) for side in d_sides], -1).mul_(scale)
+    w = torch.cat((w_e, w_r), -1)
+    dw = einsum(_by_head(x, index, w), d_both, "b h m p, h b p s -> h m s")
+    for grad, part in zip((dw_e, dw_r), dw.chunk(2, -1), strict=True):
+        grad.copy_(part)
+    d_sampled = einsum(d_both, w.to(d_both), "h b p s, h m s -> h b p m")
+    _add_rows(dx.zero_(), index, rearrange(d_sampled, "h b p m -> b m (h p)"))
+    return dx, dw_e, dw_r, dc_e, dc_r
+
+
+def _side_backward(
+    weights: Tensor, c: Tensor | None, d_weights: Tensor | None, da: Tensor | None, dc: Tensor
+) -> Tensor:
+    """Gradient of W_e by both of its uses, [B, H, P, S]; writes the gradient of C_e."""
+    total = torch.zeros_like(weights) if d_weights is None else d_weights
+    if c is None:
+        return total
+    if da is None:
+        dc.zero_()
+        return total
+    dc.copy_(einsum(weights, da, "b h p s, b h p c -> s c"))
+    return total + da @ c.to(da).mT
+
+
+def _add_rows(dx: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Add each row to the token that its landmark is; tokens may repeat."""
+    rows = torch.where((index >= 0)[:, :, None], rows.contiguous(), 0.0)
+    sequences = torch.arange(dx.shape[0], device=dx.device)[:, None]
+    total = accumulate(dx)
+    total.index_put_((sequences, index.clamp(min=0)), rows, accumulate=True)
+    if total is not dx:
+        dx.copy_(total)
+
+
+def _empty_gradients(
+    x: Tensor,
+    index: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dx, dw_e, dw_r, dc_e, dc_r = (
+        x.new_empty(0) if each is None else torch.empty_like(each)
+        for each in (x, w_e, w_r, c_e, c_r)
+    )
+    return dx, dw_e, dw_r, dc_e, dc_r
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output[:2])
+
+
+def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, index, *matrices, e, r = ctx.saved_tensors
+    d_outputs = tuple(None if d is None or not d.numel() else d for d in d_outputs)
+    tensors = [x, *matrices]
+    grads: list[Tensor | None]
+    if torch.is_grad_enabled():
+        grads = differentiable_gradients(partial(_plain, index, ctx.scale), tensors, d_outputs)
+    else:
+        computed = _backward(x, index, *matrices, ctx.scale, e, r, *d_outputs)
+        grads = [None if t is None else d for t, d in zip(tensors, computed, strict=True)]
+    return grads[0], None, *grads[1:], None
+
+
+def _plain(
+    index: Tensor,
+    scale: float,
+    x: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+) -> list[Tensor]:
+    """The reference, with something in the place of what is missing."""
+    result = reference.sampled_weights(x, index, w_e, w_r, c_e, c_r, scale)
+    return [x.new_empty(0) if each is None else each for each in result]
+
+
+_forward = torch.library.custom_op(
+    "primal_attention::sampled_forward", forward_composed, mutates_args=()
+)
+_backward = torch.library.custom_op(
+    "primal_attention::sampled_backward", backward_composed, mutates_args=()
+)
+_forward.register_fake(_empty_outputs)
+_backward.register_fake(_empty_gradients)
+_forward.register_autograd(_gradients, setup_context=_save)
+on_gpu(_forward, forward_composed, "primal_attention.ops.sampled.triton", "forward")
+on_gpu(_backward, backward_composed, "primal_attention.ops.sampled.triton", "backward")

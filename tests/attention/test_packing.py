@@ -1,0 +1,127 @@
+"""Queries and keys from one product of matrices, or from the modules where these must be called."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from primal_attention import PrimalAttention, ksvd_loss
+
+B, N, D, H, S = 2, 11, 15, 3, 5
+
+
+class Doubled(nn.Linear):
+    """What an adapter or a quantised layer is to us: something else than nn.Linear."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def layer_and_tokens(**options):
+    torch.manual_seed(0)
+    layer = PrimalAttention(D, H, S, max_tokens=N, **options).double().train()
+    return layer, torch.randn(B, N, D, dtype=torch.float64, requires_grad=True)
+
+
+def step(layer, x, **masks):
+    """Outputs, and gradients of the tokens and parameters."""
+    y = layer(x, **masks)
+    loss = y.square().sum() + 0.1 * ksvd_loss(layer)
+    parameters = [x, *layer.parameters()]
+    return [y, *torch.autograd.grad(loss, parameters, materialize_grads=True)]
+
+
+def calls(layer, x):
+    """How often either projection was called as a module."""
+    count = []
+    forward = nn.Linear.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            nn.Linear, "forward", lambda self, x: (count.append(self), forward(self, x))[1]
+        )
+        layer(x)
+    return sum(module in (layer.q_proj, layer.k_proj) for module in count)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("weights", ["sampled", "static"])
+@pytest.mark.parametrize("scores", ["both", "e"])
+def test_packed_and_apart_agree(weights, scores, bias):
+    layer, x = layer_and_tokens(weights=weights, scores=scores, bias=bias)
+    mask = torch.arange(N) < torch.tensor([[N], [N - 4]])
+    assert calls(layer, x) == 0
+    packed = step(layer, x, token_mask=mask)
+    layer.q_proj.register_forward_hook(lambda *_: None)
+    assert calls(layer, x) == 2
+    for one, other in zip(packed, step(layer, x, token_mask=mask), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_with_a_context():
+    layer, x = layer_and_tokens()
+    context = torch.randn(B, N + 2, D, dtype=torch.float64)
+    packed = step(layer, x, context=context)
+    layer.k_proj.register_forward_hook(lambda *_: None)
+    for one, other in zip(packed, step(layer, x, context=context), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def with_hook(layer):
+    layer.k_proj.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def with_pre_hook(layer):
+    layer.k_proj.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    with torch.no_grad():
+        layer.k_proj.bias.mul_(2)
+
+
+def with_another_class(layer):
+    projection = Doubled(D, D).double()
+    projection.load_state_dict(layer.k_proj.state_dict())
+    layer.k_proj = projection
+
+
+def with_another_forward(layer):
+    forward = layer.k_proj.forward
+    layer.k_proj.forward = lambda x: 2 * forward(x)
+
+
+def with_parametrisation(layer):
+    with torch.no_grad():
+        for parameter in layer.k_proj.parameters():
+            parameter.mul_(2)
+    parametrizations.weight_norm(layer.k_proj)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [with_hook, with_pre_hook, with_another_class, with_another_forward, with_parametrisation],
+)
+def test_what_is_done_to_a_projection_is_honoured(change):
+    """Each change doubles the keys, which the identity map shows."""
+    layer, x = layer_and_tokens(feature_map="identity", scores="r", weights="static")
+    before = layer(x) - layer(torch.zeros_like(x))
+    change(layer)
+    after = layer(x) - layer(torch.zeros_like(x))
+    torch.testing.assert_close(after, 2 * before)
+
+
+def test_backward_hooks_are_run():
+    layer, x = layer_and_tokens()
+    seen = []
+    layer.q_proj.register_full_backward_hook(lambda *_: seen.append("q"))
+    layer(x).sum().backward()
+    assert seen == ["q"]
+
+
+def test_without_gradients_the_modules_are_called():
+    layer, x = layer_and_tokens()
+    with torch.no_grad():
+        assert calls(layer, x) == 2
+
+
+def test_projections_of_different_kinds_are_called():
+    layer, x = layer_and_tokens()
+    layer.k_proj.bias = None
+    assert calls(layer, x) == 2
