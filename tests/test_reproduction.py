@@ -147,3 +147,21 @@ def test_what_the_page_of_table_8_says_is_what_the_rows_say():
     for name, cells in told.items():
         expected = [printed[name][0], static[name], printed[name][1], sampled[name]]
         assert cells == pytest.approx(expected, abs=0.0501)
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("timeseries_defaults", "01"), ("ablations", "0")])
+def test_what_the_page_of_a_study_says_is_what_the_rows_say(name, seeds):
+    folder = ROOT / "primal_attention" / name
+    lines = re.findall(r"^\| `(.*)` \| ([\d.]+) \| ([\d.]+) \|$", read(folder), re.MULTILINE)
+    told = sorted((float(valid), float(test)) for _, valid, test in lines)
+    cells = {}
+    for row in read_rows(folder / "results.csv"):
+        if row["seed"] in seeds and "refit" not in row["settings"]:
+            cells.setdefault(row["settings"], []).append((float(row["valid"]), float(row["value"])))
+    complete = [values for values in cells.values() if len(values) == 5 * len(seeds)]
+    means = [map(statistics.mean, zip(*values, strict=True)) for values in complete]
+    assert told == sorted((float(f"{valid:.1f}"), float(f"{test:.1f}")) for valid, test in means)
+
+
+def read(folder: Path) -> str:
+    return (folder / "README.md").read_text()
