@@ -1,4 +1,4 @@
-"""The memory of a causal Primal layer: its size does not grow with the tokens seen.
+"""Causal Primal layers: outputs, and a memory whose size does not grow with the tokens seen.
 
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions.
 """
@@ -10,7 +10,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from primal_attention.attention.features import FeaturePair, Side
+from primal_attention.attention.weights import dual_moment
 from primal_attention.ops.chunks import masked
+from primal_attention.ops.dual_causal import DualCausalResult, dual_causal_attention
+from primal_attention.ops.primal import gram
 from primal_attention.ops.running_mean import running_mean, token_counts
 from primal_attention.ops.scan import scan
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -61,21 +64,64 @@ def last_count(counts: Tensor, q: Tensor) -> Tensor:
     return counts[:, -1].to(accumulation_dtype(q.dtype))
 
 
-def scan_both_sides(
-    sides: CausalSides,
-    h_e: Tensor,  # [B, N, H, S]
-    h_r: Tensor,
+class DualInputs(NamedTuple):
+    """What the projections of a layer with dual weights give."""
+
+    q: Tensor  # [B, N, H, C]
+    k: Tensor
+    h: Tensor  # [B, N, 2, H, S]: h_e and h_r
+
+
+def dual_outputs(
+    features: FeaturePair,
+    inputs: DualInputs,
     state: PrimalState,
     score_maps: tuple[Tensor | None, Tensor | None],  # C_e, C_r [S, C]
     bias: Tensor | None,  # [C]
     token_mask: Tensor | None,
-) -> Tensor:
+    *,
+    grams: bool,
+) -> tuple[DualCausalResult, PrimalState]:
     r"""Head outputs [B, N, H, C] with dual weights that are means over the tokens so far.
 
     $e_t = \frac{1}{t} \sum_{\tau \le t} h_{r,\tau} \phi_q(x_t)^\top \phi_k(x_\tau)$, and r with the
-    sides exchanged. The values are mapped to the output before the scan: no score is kept.
+    sides exchanged. No score is kept.
     """
-    c_e, c_r = score_maps
+    if features.has_modules:
+        sides = causal_sides(features, inputs.q, inputs.k, state, token_mask)
+        result = _scan_both_sides(sides, inputs.h, state, score_maps, bias, token_mask)
+        if grams:
+            gram_q, gram_k = (_gram(side, token_mask) for side in (sides.queries, sides.keys))
+            result = result._replace(gram_q=gram_q, gram_k=gram_k)
+        counts, key_sum = sides.counts, sides.key_sum
+    else:
+        counts, key_sum = token_counts(inputs.q, token_mask, state.num_tokens), state.key_sum
+        result = dual_causal_attention(
+            *inputs,
+            *score_maps,
+            bias,
+            state.q_side,
+            state.k_side,
+            counts=counts,
+            token_mask=token_mask,
+            map_q=features.names[0],
+            map_k=features.names[1],
+            grams=grams,
+        )
+    last = last_count(counts, inputs.q)
+    return result, PrimalState(result.q_side, result.k_side, last, key_sum)
+
+
+def _scan_both_sides(
+    sides: CausalSides,
+    h: Tensor,  # [B, N, 2, H, S]
+    state: PrimalState,
+    score_maps: tuple[Tensor | None, Tensor | None],
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+) -> DualCausalResult:
+    """The same for features that a module makes, by two scans; without Gram matrices."""
+    (c_e, c_r), (h_e, h_r) = score_maps, h.unbind(2)
     queries, keys = sides.queries, sides.keys
     read_e = None if c_e is None else _scan(h_r, state.k_side, c_e, queries, keys, token_mask)
     read_r = None if c_r is None else _scan(h_e, state.q_side, c_r, keys, queries, token_mask)
@@ -84,7 +130,13 @@ def scan_both_sides(
     out = read / sides.counts.clamp(min=1)[:, :, None, None]
     if bias is not None:
         out = out + accumulate(bias)
-    return masked(out, token_mask).to(h_e.dtype)
+    return DualCausalResult(
+        masked(out, token_mask).to(h.dtype),
+        state.q_side + dual_moment(queries, h_e, token_mask),
+        state.k_side + dual_moment(keys, h_r, token_mask),
+        h.new_empty(0),
+        h.new_empty(0),
+    )
 
 
 @exact
@@ -101,3 +153,7 @@ def _scan(
         map_q=near.feature_map,
         map_k=far.feature_map,
     ).out
+
+
+def _gram(side: Side, token_mask: Tensor | None) -> Tensor:
+    return gram(side.z, token_mask=token_mask, feature_map=side.feature_map)

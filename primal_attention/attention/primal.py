@@ -17,11 +17,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from primal_attention.attention.causal import (
+    DualInputs,
     PrimalState,
-    causal_sides,
-    last_count,
+    dual_outputs,
     mean_sides,
-    scan_both_sides,
 )
 from primal_attention.attention.features import FeaturePair, Side
 from primal_attention.attention.folded import FoldedPrimalAttention, fold_static
@@ -309,21 +308,12 @@ class PrimalAttention(KSVDLayer):
             weights = ProjectionWeights(self.w_e, self.w_r)
             result = self._attend(sides.queries, sides.keys, weights, mask, (grams, grams))
             return _Pass(result.out, weights, result.gram_q, result.gram_k), state
-        sides = causal_sides(self.features, q, k, state, mask)
-        h_e, h_r = self._dual_variables(x)
-        bias = self.score_proj.bias
-        out = scan_both_sides(sides, h_e, h_r, state, self._score_maps(), bias, mask)
-        state = PrimalState(
-            state.q_side + dual_moment(sides.queries, h_e, mask),
-            state.k_side + dual_moment(sides.keys, h_r, mask),
-            last_count(sides.counts, q),
-            sides.key_sum,
-        )
+        inputs = DualInputs(q, k, self._dual_variables(x))
+        maps, bias = self._score_maps(), self.score_proj.bias
+        dual, state = dual_outputs(self.features, inputs, state, maps, bias, mask, grams=grams)
         n = state.num_tokens
         weights = ProjectionWeights(token_mean(state.k_side, n), token_mean(state.q_side, n))
-        both = sides.queries, sides.keys
-        gram_q, gram_k = (_gram(side, mask) if grams else q.new_empty(0) for side in both)
-        return _Pass(out, weights, gram_q, gram_k), state
+        return _Pass(dual.out, weights, dual.gram_q, dual.gram_k), state
 
     def _weights_given(
         self, tokens: Tokens, queries: Side, source: Tokens, source_keys: Side
@@ -340,9 +330,9 @@ class PrimalAttention(KSVDLayer):
                 jitter=self.landmark_jitter if self.training else 0.0,
             )
             return sampled_weights(landmarks, self.w_e, self.w_r, *self._score_maps())
-        h_e, h_r = self._dual_variables(tokens.x)
+        h_e, h_r = self._dual_variables(tokens.x).unbind(2)
         if source is not tokens:
-            _, h_r = self._dual_variables(source.x)
+            _, h_r = self._dual_variables(source.x).unbind(2)
         return ProjectionWeights(
             token_mean(dual_moment(source_keys, h_r, source.mask), source.num_real()),
             token_mean(dual_moment(queries, h_e, tokens.mask), tokens.num_real()),
@@ -411,11 +401,10 @@ class PrimalAttention(KSVDLayer):
             return self._sides(source, key_sum).keys
         return self.features.keys(self._heads(self.k_proj(source)))
 
-    def _dual_variables(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """H_e and H_r at each token, [B, N, H, S]."""
-        pattern = "b n (side h s) -> side b n h s"
-        h_e, h_r = rearrange(self.h_proj(x), pattern, side=2, h=self.num_heads)
-        return h_e, h_r
+    def _dual_variables(self, x: Tensor) -> Tensor:
+        """H_e and H_r at each token, [B, N, 2, H, S]."""
+        h: Tensor = self.h_proj(x)
+        return rearrange(h, "b n (side h s) -> b n side h s", side=2, h=self.num_heads)
 
     def _score_maps(self) -> tuple[Tensor | None, Tensor | None]:
         """The parts C_e, C_r [S, C] of the score projection; None where a side is not output."""

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from primal_attention.ops.dual_causal import pieces
 from primal_attention.ops.scan import chunked
 
 from .dense import (
@@ -36,8 +37,9 @@ def layer(request):
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """The scan crosses several pieces; a prefill starts in the middle of one."""
+    """Scans cross several pieces; a prefill starts in the middle of one."""
     monkeypatch.setattr(chunked, "_PIECE", 5)
+    monkeypatch.setattr(pieces, "PIECE", 5)
 
 
 @pytest.mark.parametrize("t", [1, 9, N - 1])

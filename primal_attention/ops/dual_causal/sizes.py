@@ -1,0 +1,65 @@
+"""For which tensors the op has a fused form, and in which blocks that walks.
+
+Letters: B batch, N tokens, H heads, P features, S directions, V outputs of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primal_attention.ops import launch
+from primal_attention.ops.gpu import uses_fused
+from primal_attention.ops.launch import Config
+
+# By the largest padded width and the arithmetic of products. Both passes walk over the same blocks:
+# the states that the forward pass leaves are those before each of them.
+FORWARD = {
+    (32, "bf16"): Config(block=64, num_warps=4, num_stages=3),
+    (64, "bf16"): Config(block=64, num_warps=4, num_stages=2),
+    (128, "bf16"): Config(block=32, num_warps=8, num_stages=1),
+    (32, "tf32"): Config(block=32, num_warps=4, num_stages=2),
+    (64, "tf32"): Config(block=32, num_warps=8, num_stages=1),
+    (32, "ieee"): Config(block=32, num_warps=4, num_stages=1),
+    (64, "ieee"): Config(block=16, num_warps=8, num_stages=1),
+}
+BACKWARD = {
+    **FORWARD,
+    (32, "bf16"): Config(block=64, num_warps=4, num_stages=2),
+}
+_STATES = {torch.bfloat16: torch.bfloat16}  # as the products take them; else float32
+
+
+def dims(q: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> tuple[int, int, int]:
+    """P, S and V."""
+    c = c_e if c_e is not None else c_r
+    assert c is not None, "one of c_e and c_r must be given"
+    return q.shape[-1], h.shape[-1], c.shape[-1]
+
+
+def key(q: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> tuple[int, str]:
+    """Where the tables have the sizes for these tensors."""
+    width = launch.padded(max(dims(q, h, c_e, c_r)))
+    return max(width, 32), launch.PRECISION.get(q.dtype, "")
+
+
+def takes(
+    q: Tensor, k: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None, *options: Any
+) -> bool:
+    """Whether the fused form is made for these dtypes and sizes."""
+    dtypes = q.dtype == k.dtype and h.dtype in launch.PRECISION
+    return dtypes and key(q, h, c_e, c_r) in FORWARD and q.numel() > 0
+
+
+def is_fused(q: Tensor, k: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> bool:
+    """Whether the op runs in its fused form on the tensors' device."""
+    return q.is_cuda and uses_fused() and takes(q, k, h, c_e, c_r)
+
+
+def fused_states(q: Tensor, h: Tensor, block: int) -> Tensor:
+    """Room for the sums before each block, [B, blocks, H, 2, P, S]: q_side and k_side."""
+    B, N, H, P = q.shape
+    shape = B, -(-N // block), H, 2, P, h.shape[-1]
+    return q.new_empty(shape, dtype=_STATES.get(q.dtype, torch.float32))

@@ -1,0 +1,183 @@
+"""Causal Primal-Attention with dual weights as fused ops: one walk forward, one backward.
+
+The kernel values of a block serve both sides; scores and their means stay in registers. The forward
+pass leaves the sums before each block, so that the backward pass needs no walk of its own to make
+them again. README.md counts the work.
+
+Letters: B batch, N tokens, H heads, P features, S directions, V outputs of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primal_attention.ops import launch
+from primal_attention.ops.dual_causal.sizes import (
+    BACKWARD,
+    FORWARD,
+    dims,
+    fused_states,
+    key,
+    takes,
+)
+from primal_attention.ops.dual_causal.triton_blocks import segment_moments
+from primal_attention.ops.dual_causal.triton_walks import backward_walk, forward_walk
+from primal_attention.ops.launch import Config, Segments
+
+__all__ = ["backward", "forward", "takes"]
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    h: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    q_before: Tensor | None,
+    k_before: Tensor | None,
+    counts: Tensor,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    grams: bool,
+    keep: bool,
+) -> tuple[Tensor, ...]:
+    """Outputs, sums after the last token, Gram matrices, and the sums before each block."""
+    (B, N, H, P), (_, S, V) = q.shape, dims(q, h, c_e, c_r)
+    config = FORWARD[key(q, h, c_e, c_r)]
+    sizes = _compiled_for(q, h, c_e, c_r, config)
+    segments, mask = launch.divide(q, config.block), launch.mask_bytes(token_mask)
+    q, k, h = (launch.contiguous_rows(x) for x in (q, k, h))
+    h_e, h_r = h.unbind(2)
+    layout = N, H, segments.number, segments.tokens
+    moments = [
+        _moments(z, rows, None, counts, mask, segments, sizes, name)
+        for z, rows, name in ((q, h_e, map_q), (k, h_r, map_k))
+    ]
+    before = _running(q_before, moments[0]), _running(k_before, moments[1])
+    out = q.new_empty(B, N, H, V)
+    after = launch.float32(q, B, H, P, S), launch.float32(q, B, H, P, S)
+    parts = [launch.float32(q, B, segments.number, H, P, P) if grams else None for _ in range(2)]
+    states = fused_states(q, h, config.block) if keep else None
+    forward_walk[((2 if grams else 1) * B * segments.number * H,)](
+        q, k, h_e, h_r, c_e, c_r, *launch.contiguous(bias), *before, counts, mask,
+        out, *after, *parts, states,
+        q.stride(), k.stride(), h_e.stride(), _strides(c_e), _strides(c_r), counts.stride(),
+        out.stride(), *layout, MAP_Q=map_q, MAP_K=map_k, **sizes,
+    )  # fmt: skip
+    gram_q, gram_k = (launch.float32(q, 0) if part is None else _added(part) for part in parts)
+    return out, *after, gram_q, gram_k, launch.float32(q, 0) if states is None else states
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    h: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    q_before: Tensor | None,
+    k_before: Tensor | None,
+    counts: Tensor,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    states: Tensor,
+    d_out: Tensor,
+    d_q_side: Tensor | None,
+    d_k_side: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Gradients of the first eight inputs; the sums before the first token are part of states."""
+    (B, N, H, P), (_, S, V) = q.shape, dims(q, h, c_e, c_r)
+    config = BACKWARD[key(q, h, c_e, c_r)]
+    sizes = _compiled_for(q, h, c_e, c_r, config)
+    segments, mask = launch.divide(q, config.block), launch.mask_bytes(token_mask)
+    q, k, h, d_out = (launch.contiguous_rows(x) for x in (q, k, h, d_out))
+    h_e, h_r = h.unbind(2)
+    layout = N, H, segments.number, segments.tokens
+    moments = [  # what the tokens of a segment pass to earlier ones, of the queries, of the keys
+        None if c is None else _moments(z, d_out, c, counts, mask, segments, sizes, name)
+        for z, c, name in ((k, c_r, map_k), (q, c_e, map_q))
+    ]
+    d_after = (
+        _running(d_q_side, moments[0], segments.number, backward=True),
+        _running(d_k_side, moments[1], segments.number, backward=True),
+    )
+    dq, dk, dh = (launch.empty_rows(x) for x in (q, k, h))
+    dh_e, dh_r = dh.unbind(2)
+    programs = B * segments.number * H
+    dc_e, dc_r = (None if c is None else launch.float32(q, programs, S, V) for c in (c_e, c_r))
+    d_bias = None if bias is None else launch.float32(q, programs, V)
+    d_before = launch.float32(q, B, H, P, S), launch.float32(q, B, H, P, S)
+    backward_walk[(4 * programs,)](
+        q, k, h_e, h_r, c_e, c_r, counts, mask, states, d_out, *d_after,
+        *launch.contiguous(d_gram_q, d_gram_k),
+        dq, dk, dh_e, dh_r, dc_e, dc_r, d_bias, *d_before,
+        q.stride(), k.stride(), h_e.stride(), _strides(c_e), _strides(c_r), counts.stride(),
+        d_out.stride(), dq.stride(), dk.stride(), dh_e.stride(), *layout,
+        MAP_Q=map_q, MAP_K=map_k, **sizes,
+    )  # fmt: skip
+    pairs = (c_e, dc_e), (c_r, dc_r), (bias, d_bias)
+    small = (q.new_empty(0) if x is None or d is None else d.sum(0).to(x.dtype) for x, d in pairs)
+    return dq, dk, dh, *small, *d_before
+
+
+def _compiled_for(
+    q: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None, config: Config
+) -> dict[str, Any]:
+    sizes: dict[str, Any] = dict(zip("PSV", dims(q, h, c_e, c_r), strict=True))
+    widths = {f"WIDTH_{name}": launch.padded(size) for name, size in sizes.items()}
+    rest = {"PRECISION": launch.PRECISION[q.dtype], "STAGES": config.num_stages}
+    return {**sizes, **widths, "BLOCK": config.block, **rest, "num_warps": config.num_warps}
+
+
+def _strides(c: Tensor | None) -> tuple[int, ...]:
+    return (0, 0) if c is None else c.stride()
+
+
+def _added(parts: Tensor) -> Tensor:
+    """The parts of all segments, [B, segments, ...], added up."""
+    return parts[:, 0] if parts.shape[1] == 1 else parts.sum(1)
+
+
+def _moments(
+    z: Tensor,
+    rows: Tensor,
+    c: Tensor | None,
+    counts: Tensor,
+    mask: Tensor | None,
+    segments: Segments,
+    sizes: dict[str, Any],
+    feature_map: str,
+) -> Tensor | None:
+    """What each segment adds to the sum of a side, [B, segments, H, P, S]; None for one alone."""
+    if segments.number == 1:
+        return None
+    B, N, H, P = z.shape
+    moments = launch.float32(z, B, segments.number, H, P, sizes["S"])
+    segment_moments[(B * segments.number * H,)](
+        z, rows, c, counts, mask, moments,
+        z.stride(), rows.stride(), _strides(c), counts.stride(),
+        N, H, segments.number, segments.tokens, FEATURE_MAP=feature_map, **sizes,
+    )  # fmt: skip
+    return moments
+
+
+def _running(
+    start: Tensor | None, moments: Tensor | None, number: int = 1, *, backward: bool = False
+) -> Tensor | None:
+    """The sum before each segment, or what comes from behind it; None where it is zero."""
+    if moments is None:
+        if start is None or number == 1:
+            return None if start is None else start.contiguous()
+        return start[:, None].expand(-1, number, -1, -1, -1).contiguous()
+    first = torch.zeros_like(moments[:, :1]) if start is None else start[:, None]
+    if backward:
+        return torch.cat([first, moments[:, 1:].flip(1)], dim=1).cumsum(1).flip(1)
+    return torch.cat([first, moments[:, :-1]], dim=1).cumsum(1)

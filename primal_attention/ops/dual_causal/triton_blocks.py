@@ -1,0 +1,209 @@
+"""What the walks do with one block of tokens, and the sums of a segment that carry nothing.
+
+Features are factor * base: for the cosine map the base is the rows as they lie in memory, which
+thus go into the products without passing through registers.
+
+Letters: B batch, N tokens, H heads, P features, S directions, V outputs of a head, n tokens of a
+block.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from primal_attention.ops.triton_maps import features, inverse_norms, scaled
+from primal_attention.ops.triton_sums import (
+    columns_of,
+    load_matrix,
+    lowered,
+    product,
+    real_tokens,
+    sequence_of,
+    share_of_tokens,
+    store_matrix,
+    walk,
+)
+
+
+@triton.jit
+def segment_of(tensor, strides, b, h, first):
+    """Pointer to the first token of a segment of a tensor [B, N, H, C]."""
+    return sequence_of(tensor, strides, b, h) + first.to(tl.int64) * strides[1]
+
+
+@triton.jit
+def _places(row, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Offsets in a segment, short ones: they cost half the registers of pointers."""
+    n, c = row + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    return n[:, None] * stride + c[None, :]
+
+
+@triton.jit
+def load_rows(tensor, row, stride, keep, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """The tokens of a segment from a row on in the tensor's dtype, zero where keep is False."""
+    return tl.load(tensor + _places(row, stride, BLOCK, WIDTH), mask=keep, other=0.0)
+
+
+@triton.jit
+def store_rows(tensor, rows, row, stride, keep):
+    """Write rows as the tokens of a segment from a row on, where keep is True."""
+    places = tensor + _places(row, stride, rows.shape[0], rows.shape[1])
+    tl.store(places, rows.to(tensor.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def rows_of(
+    tensor, row, stride, real,
+    C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The tokens of a block as operands of a product, zero where they are not real."""
+    keep = columns_of(real, C, WIDTH)
+    return lowered(load_rows(tensor, row, stride, keep, BLOCK, WIDTH), PRECISION)
+
+
+@triton.jit
+def features_of(
+    z, row, stride, real,
+    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    FEATURE_MAP: tl.constexpr,
+):  # fmt: skip
+    """Features of a block [n, P] as factor * base, the base an operand; and 1 / |z|."""
+    dot: tl.constexpr = tl.bfloat16 if PRECISION == "bf16" else tl.float32
+    rows = load_rows(z, row, stride, columns_of(real, P, WIDTH), BLOCK, WIDTH)
+    inverse = inverse_norms(rows, FEATURE_MAP, tl.float32)
+    base, factor = features(rows, inverse, real, FEATURE_MAP, dot)
+    if P != WIDTH:  # the map of a zero beside the features need not be zero
+        base = tl.where((tl.arange(0, WIDTH) < P)[None, :], base, 0.0).to(dot)
+    return base, factor, inverse
+
+
+@triton.jit
+def map_of(
+    c, strides,
+    S: tl.constexpr, V: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The map [S, V] of a side as an operand; zeros where the side is not output."""
+    matrix = tl.zeros([WIDTH_S, WIDTH_V], tl.float32)
+    if c is not None:
+        s, v = tl.arange(0, WIDTH_S), tl.arange(0, WIDTH_V)
+        places = c + s[:, None] * strides[0] + v[None, :] * strides[1]
+        matrix += tl.load(places, mask=(s < S)[:, None] & (v < V)[None, :], other=0.0)
+    return lowered(matrix, PRECISION)
+
+
+@triton.jit
+def share_of(counts, strides, b, start, last, BLOCK: tl.constexpr):
+    """1 / n for the number n of real tokens up to each, float32 [n]; counts is [B, N]."""
+    tokens = start + tl.arange(0, BLOCK)
+    n = tl.load(counts + b * strides[0] + tokens * strides[1], mask=tokens < last, other=1)
+    return 1.0 / tl.maximum(n.to(tl.float32), 1.0)
+
+
+@triton.jit
+def state_of(
+    states, number,
+    P: tl.constexpr, S: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr,
+):  # fmt: skip
+    """One of the contiguous matrices [., P, S] as it was kept."""
+    p, s = tl.arange(0, WIDTH_P), tl.arange(0, WIDTH_S)
+    places = states + tl.cast(number, tl.int64) * (P * S) + (p[:, None] * S + s[None, :])
+    return tl.load(places, mask=(p < P)[:, None] & (s < S)[None, :], other=0.0)
+
+
+@triton.jit
+def past(matrix):
+    """Zeros where a token [row] meets a later one [column]."""
+    n = tl.arange(0, matrix.shape[0])
+    return tl.where(n[:, None] >= n[None, :], matrix, 0.0)
+
+
+@triton.jit
+def later(matrix):
+    """Zeros where a token [row] meets an earlier one [column]."""
+    n = tl.arange(0, matrix.shape[0])
+    return tl.where(n[:, None] <= n[None, :], matrix, 0.0)
+
+
+@triton.jit
+def times(x, y, PRECISION: tl.constexpr):
+    """X y, for lack of a sum to add it to."""
+    return product(x, y, tl.zeros([x.shape[0], y.shape[1]], tl.float32), PRECISION)
+
+
+@triton.jit
+def both_ways(d_gram, number, P: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+    """DG + dG^T of one head; zeros where there is none."""
+    matrix = load_matrix(d_gram, number, P, P, WIDTH, WIDTH)
+    return lowered(matrix + tl.trans(matrix), PRECISION)
+
+
+@triton.jit
+def read_from(base, far, far_factor, far_rows, far_side, PRECISION: tl.constexpr):
+    """What the near side reads of the far one [n, S], but for the factors of its own features."""
+    kernel_matrix = times(base, tl.trans(far), PRECISION) * far_factor[None, :]
+    read = times(base, far_side, PRECISION)
+    return product(past(kernel_matrix), far_rows, read, PRECISION)
+
+
+@triton.jit
+def segment_moments(
+    z, values, c, counts, mask, moments, strides, value_strides, c_strides, count_strides,
+    N, H, number, tokens,
+    P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
+    WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, FEATURE_MAP: tl.constexpr,
+):  # fmt: skip
+    """Sums of phi v^T over the tokens of each segment.
+
+    The values v are rows [n, S]; or, with a map c, what the rows [n, V] of the outputs' gradient
+    give to the scores.
+    """
+    program = tl.program_id(0)
+    b, h, first, last = share_of_tokens(program, N, H, number, tokens)
+    z, values = segment_of(z, strides, b, h, first), segment_of(values, value_strides, b, h, first)
+    matrix = map_of(c, c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
+    total = tl.zeros([WIDTH_P, WIDTH_S], tl.float32)
+    for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
+        row = walk(0, last - first, step, BLOCK, False)
+        start = first + row
+        real = real_tokens(mask, b, N, start, last, BLOCK)
+        base, factor, _ = features_of(
+            z, row, strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+        )  # fmt: skip
+        if c is None:
+            v = rows_of(values, row, value_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+        else:
+            dy = rows_of(values, row, value_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
+            share = share_of(counts, count_strides, b, start, last, BLOCK)
+            v = scaled(times(dy, tl.trans(matrix), PRECISION), share)
+        total = product(tl.trans(base), scaled(v, factor), total, PRECISION)
+    store_matrix(moments, program, total, P, S)
+
+
+@triton.jit
+def sum_grams(
+    program, q, k, mask, gram_q, gram_k, q_strides, k_strides, N, H, number, tokens,
+    P: tl.constexpr, WIDTH_P: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
+):  # fmt: skip
+    """The sums of phi phi^T over the tokens of a segment."""
+    b, h, first, last = share_of_tokens(program, N, H, number, tokens)
+    q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
+    sum_q = tl.zeros([WIDTH_P, WIDTH_P], tl.float32)
+    sum_k = tl.zeros([WIDTH_P, WIDTH_P], tl.float32)
+    for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
+        row = walk(0, last - first, step, BLOCK, False)
+        start = first + row
+        real = real_tokens(mask, b, N, start, last, BLOCK)
+        z_q, f_q, _ = features_of(
+            q, row, q_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
+        )  # fmt: skip
+        z_k, f_k, _ = features_of(
+            k, row, k_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_K
+        )  # fmt: skip
+        sum_q = product(tl.trans(z_q), scaled(z_q, f_q * f_q), sum_q, PRECISION)
+        sum_k = product(tl.trans(z_k), scaled(z_k, f_k * f_k), sum_k, PRECISION)
+    store_matrix(gram_q, program, sum_q, P, P)
+    store_matrix(gram_k, program, sum_k, P, P)
