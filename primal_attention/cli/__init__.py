@@ -2,7 +2,17 @@
 
 from typing import Any
 
-from primal_attention.cli import bench, check, data, evaluate, predict, sweep, table, train
+from primal_attention.cli import (
+    bench,
+    check,
+    data,
+    evaluate,
+    predict,
+    spectrum,
+    sweep,
+    table,
+    train,
+)
 
 _NEXT = """\
 [bold]Attention as a kernel machine.[/] What to try next:
@@ -13,6 +23,8 @@ _NEXT = """\
     measure what was trained
 [green]primal predict FILE.ts --checkpoint runs/[/]...
     classify time series of your own
+[green]primal spectrum runs/uea/JapaneseVowels/primalformer/clean/[/]...
+    what its attention does: spectra, effective ranks, a figure
 [green]primal table uea[/]
     the paper's table beside our runs
 [green]primal sweep uea/JapaneseVowels --model primalformer[/]
@@ -51,7 +63,7 @@ def app() -> Any:
         if context.invoked_subcommand is None:
             _say_what_is_next()
 
-    for command in (train, evaluate, predict, table, sweep, data, check, bench):
+    for command in (train, evaluate, predict, table, sweep, data, check, bench, spectrum):
         command.register(program)
     return program
 

@@ -10,7 +10,17 @@ from primal_attention import cli
 
 from .command import TASK, primal, told, train
 
-COMMANDS = ["train", "evaluate", "predict", "table", "sweep", "data", "check", "bench"]
+COMMANDS = [
+    "train",
+    "evaluate",
+    "predict",
+    "spectrum",
+    "table",
+    "sweep",
+    "data",
+    "check",
+    "bench",
+]
 
 
 def without(monkeypatch, missing):

@@ -1,0 +1,187 @@
+r"""Are the values of softmax heads what kernel theory says they should be?
+
+Two readings of attention name vectors that should stand in the place of the values.
+
+- *KSVD*, eq. (8) of Chen et al. 2023: $e(x_i) = \sum_j K_{ij} h_{r_j}$ has the form
+  $o_i = \sum_j A_{ij} v_j$; the values would be the leading right singular vectors of the attention
+  matrix A.
+- *Kernel PCA* of the keys. With $g(x) = \sum_l \exp(x^\top k_l / \sqrt C)$ and the features
+  $\phi(k_j) / g(k_j)$ of the exponential kernel, component d is
+  $u_d = \sum_j a_{jd} (\phi(k_j) / g(k_j) - mean)$, where a_d is an eigenvector of the centred
+  Gram matrix of these features. The projection of $\phi(q) / g(q)$ on it is
+  $\sum_j A(q)_j v_{jd}$ with $v_{jd} = (a_{jd} - \bar a_d) / g(k_j)$.
+
+Both fix the vectors up to an invertible map of the channels, which the output projection may
+undo, so what is compared are spans: how much of the energy of the values $V [T, C]$ lies in the
+span of the s leading theoretical vectors, $|P V|_F^2 / |V|_F^2$. Values that have nothing to do
+with them, drawn from a normal distribution, have s / T in the mean. Beside it stand the mean over
+the channels of the largest |cosine| with a single one of these vectors, for the values and for
+normal values of the same shape, and the share of the values' energy that all tokens have in common.
+The rows of A sum to 1, so that its leading right vector is often near the constant one: values that
+hardly differ from token to token agree with it for that reason alone.
+
+Letters: H heads, T keys, C head dim, S vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from primal_attention.analysis.layers import find_layers
+from primal_attention.analysis.passes import Data, passes
+from primal_attention.analysis.running import Running, Spread
+from primal_attention.analysis.runs import AttendedRun, AttendedSequence
+from primal_attention.analysis.text import aligned
+from primal_attention.attention.softmax import SoftmaxAttention
+
+THEORIES = ("ksvd", "kernel_pca")
+
+
+class Agreement(NamedTuple):
+    """Values against the vectors of one theory, with what chance alone gives."""
+
+    share: float  # of the values' energy in the span
+    share_by_chance: float  # s / T
+    constant: float  # share of the values' energy that all tokens have in common
+    cosine: float  # mean over channels of the largest with one vector
+    cosine_by_chance: float
+
+
+@dataclass(frozen=True)
+class LayerAlignment:
+    """One layer and one theory; means and deviations over heads and sequences."""
+
+    name: str
+    theory: str  # ksvd or kernel_pca
+    share: Spread
+    share_by_chance: Spread
+    constant: Spread
+    cosine: Spread
+    cosine_by_chance: Spread
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The softmax layers of a model; print it."""
+
+    model: str
+    layers: tuple[LayerAlignment, ...]
+
+    def __str__(self) -> str:
+        head = ("layer", "theory", "in span", "by chance", "constant", "cosine", "by chance")
+        rows = [head, *map(_row, self.layers)]
+        title = f"{self.model}: values against the vectors that kernel theory puts in their place"
+        return "\n".join([title, *(f"  {line}" for line in aligned(rows))])
+
+
+def value_alignment(
+    model: nn.Module, data: Data, *, num_directions: int | None = None
+) -> Alignment:
+    """Compare the values of softmax heads with both theories on the data.
+
+    Kernel PCA needs all queries to see all keys: causal layers and cross-attention have the first
+    theory alone.
+
+    Args:
+        model: A model with softmax attention, of this library or a known host.
+        data: As for :func:`~primal_attention.analysis.spectrum`.
+        num_directions: The number s of theoretical vectors; if None the head dimension, but at
+            most half the keys, so that chance leaves something to see.
+    """
+    if num_directions is not None and (not isinstance(num_directions, int) or num_directions < 1):
+        raise ValueError(f"num_directions must be an integer, at least 1, got {num_directions!r}")
+    layers = [one for one in find_layers(model).found if type(one.mechanism) is SoftmaxAttention]
+    if not layers:
+        raise ValueError(f"model: {type(model).__name__} has no softmax attention")
+    kept: dict[tuple[str, str], Running] = {}
+    for layer, run in passes(model, data, layers):
+        assert isinstance(run, AttendedRun)
+        for sequence in run.sequences():
+            for theory, vectors in _theories(run, sequence).items():
+                rows = torch.tensor(list(_agreements(vectors, sequence.v, num_directions)))
+                kept.setdefault((layer.name, theory), Running()).add(rows)
+    if not kept:
+        raise ValueError(f"data: no softmax layer of {type(model).__name__} saw a real token")
+    return Alignment(type(model).__name__, tuple(_result(*key, kept[key]) for key in kept))
+
+
+def right_singular_vectors(matrix: Tensor) -> Tensor:
+    """Right singular vectors of attention matrices [H, N, T], leading first, [H, T, L]."""
+    right: Tensor = torch.linalg.svd(matrix, full_matrices=False).Vh.mT
+    return right
+
+
+def kernel_pca_values(k: Tensor) -> Tensor:
+    r"""The values $(a_{jd} - \bar a_d) / g(k_j)$ of keys [H, T, C], leading first: [H, T, T-1]."""
+    scores = k @ k.mT / k.shape[-1] ** 0.5  # [H, T, T]
+    log_g = scores.logsumexp(-1, keepdim=True)
+    logarithms = scores - log_g - log_g.mT
+    gram = (logarithms - logarithms.amax((-2, -1), keepdim=True)).exp()  # a factor changes no span
+    centred = gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True)
+    centred = centred + gram.mean((-2, -1), keepdim=True)
+    vectors: Tensor = torch.linalg.eigh(centred).eigenvectors.flip(-1)[..., :-1]
+    inverse_g: Tensor = (log_g.amin((-2, -1), keepdim=True) - log_g).exp()
+    return (vectors - vectors.mean(-2, keepdim=True)) * inverse_g
+
+
+def agreement(vectors: Tensor, values: Tensor) -> Agreement:
+    """Values [T, C] of one head against theoretical vectors [T, S]."""
+    T, S = vectors.shape
+    generator = torch.Generator().manual_seed(T)
+    drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype).to(values)
+    basis = torch.linalg.qr(vectors).Q
+    return Agreement(
+        _share(basis, values),
+        S / T,
+        _share(torch.full_like(values[:, :1], T**-0.5), values),
+        _largest_cosine(vectors, values),
+        _largest_cosine(vectors, drawn),
+    )
+
+
+def _theories(run: AttendedRun, sequence: AttendedSequence) -> dict[str, Tensor]:
+    found = {"ksvd": right_singular_vectors(run.matrix(sequence).dense())}
+    if not run.crossing and not run.layer.causal and len(sequence.k) > 1:
+        found["kernel_pca"] = kernel_pca_values(sequence.k.transpose(0, 1))
+    return found
+
+
+def _agreements(vectors: Tensor, v: Tensor, num_directions: int | None) -> Iterator[Agreement]:
+    """Those of all heads: vectors [H, T, L] against values [T, H, C]."""
+    T, H, C = v.shape
+    wanted = min(C, max(T // 2, 1)) if num_directions is None else num_directions
+    S = min(wanted, vectors.shape[-1])
+    for h in range(H):
+        yield agreement(vectors[h, :, :S], v[:, h])
+
+
+def _share(basis: Tensor, values: Tensor) -> float:
+    """How much of the energy of the values lies in the span of orthonormal vectors."""
+    energy = values.square().sum()
+    return float((basis.mT @ values).square().sum() / energy) if energy > 0 else 0.0
+
+
+def _largest_cosine(vectors: Tensor, values: Tensor) -> float:
+    unit, columns = (nn.functional.normalize(z, dim=0) for z in (vectors, values))
+    return float((unit.mT @ columns).abs().amax(0).mean())
+
+
+def _result(name: str, theory: str, numbers: Running) -> LayerAlignment:
+    pairs = zip(numbers.mean.tolist(), numbers.deviation.tolist(), strict=True)
+    return LayerAlignment(name, theory, *(Spread(*pair) for pair in pairs))
+
+
+def _row(layer: LayerAlignment) -> tuple[str, ...]:
+    spreads = (
+        layer.share,
+        layer.share_by_chance,
+        layer.constant,
+        layer.cosine,
+        layer.cosine_by_chance,
+    )
+    return layer.name, layer.theory, *map(str, spreads)

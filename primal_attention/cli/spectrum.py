@@ -1,0 +1,125 @@
+"""`primal spectrum`: what the attention of a trained model does."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch import Tensor
+
+from primal_attention.analysis import Spectrum, plot_spectra, spectrum
+from primal_attention.analysis.figures import save_figure
+from primal_attention.analysis.spectrum import COLUMNS, check_energy, summary
+from primal_attention.analysis.suggestion import suggestion_from
+from primal_attention.analysis.tables import curves_csv, layers_csv
+from primal_attention.cli.evaluate import SPLITS
+from primal_attention.cli.mistakes import naming
+from primal_attention.cli.runs import load_task
+from primal_attention.cli.trained import Trained, load_trained
+from primal_attention.tasks import Cases
+from primal_attention.training.checkpoint import write_text
+from primal_attention.training.recipe import nearest
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+PNG, LAYERS, CURVES = "spectrum.png", "spectrum.csv", "spectrum_curves.csv"
+_BATCH_SIZE = 8
+
+
+def register(program: "Typer") -> None:
+    """Add the command."""
+    import rich.console
+    import typer
+
+    @program.command(name="spectrum")
+    def command(
+        checkpoint: Annotated[Path, typer.Argument(help="A best.safetensors, or its directory.")],
+        data: Annotated[
+            Path | None, typer.Argument(help="Folder of the data set; default: where it was.")
+        ] = None,
+        against: Annotated[
+            Path | None, typer.Option(help="Another checkpoint for the same data.")
+        ] = None,
+        split: Annotated[str, typer.Option(help="test, valid or train.")] = "valid",
+        cases: Annotated[int, typer.Option(min=1, help="How many cases to look at.")] = 64,
+        energy: Annotated[float, typer.Option(help="Share that directions are to explain.")] = 0.9,
+        out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
+    ) -> None:
+        """Show spectra of the attention of a trained model; write a figure and tables."""
+        with naming("--split"):
+            _check_split(split)
+        with naming("--energy"):
+            check_energy(energy)
+        with naming("--out"):
+            _check_folder(out)
+        with naming("CHECKPOINT"):
+            trained = [load_trained(checkpoint)]
+        with naming("--against"):
+            trained += [] if against is None else [_comparable(load_trained(against), trained[0])]
+        task = load_task(trained[0].recipe, data)
+        chosen: Cases = getattr(task, split)
+        with naming("CHECKPOINT or DATA"):
+            if trained[0].sizes != task.sizes:
+                raise ValueError(f"{task.name} has {task.sizes}, not {trained[0].sizes}")
+            spectra = _spectra(trained, chosen, cases)
+            figure = plot_spectra(spectra)
+        console = rich.console.Console(highlight=False)
+        for name, each in spectra.items():
+            _print(console, name, each, energy)
+        save_figure(figure, out / PNG)
+        write_text(out / LAYERS, layers_csv(spectra))
+        write_text(out / CURVES, curves_csv(spectra))
+        number = min(cases, len(chosen))
+        written = ", ".join(str(out / name) for name in (PNG, LAYERS, CURVES))
+        console.print(f"{number} {split} cases; wrote {written}", soft_wrap=True)
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"no split is called {split!r}; {nearest(split, SPLITS)}")
+
+
+def _check_folder(out: Path) -> None:
+    if not out.is_dir():
+        raise ValueError(f"{out} must be a folder that exists")
+
+
+def _comparable(other: Trained, first: Trained) -> Trained:
+    if (other.recipe.task, other.sizes) != (first.recipe.task, first.sizes):
+        raise ValueError(
+            f"it was trained for {other.recipe.task} ({other.sizes}), the first checkpoint for "
+            f"{first.recipe.task} ({first.sizes})"
+        )
+    return other
+
+
+def _spectra(trained: list[Trained], cases: Cases, number: int) -> dict[str, Spectrum]:
+    """By the names of the models, told apart by seeds where these are the same."""
+    names = [each.recipe.model for each in trained]
+    if len(set(names)) < len(names):
+        names = [f"{each.recipe.model}, {place}" for place, each in enumerate(trained, 1)]
+    return {
+        name: spectrum(each.model, _batches(cases, number))
+        for name, each in zip(names, trained, strict=True)
+    }
+
+
+def _batches(cases: Cases, number: int) -> Iterator[Mapping[str, Tensor]]:
+    indices = torch.arange(min(number, len(cases)))
+    for start in range(0, len(indices), _BATCH_SIZE):
+        yield cases[indices[start : start + _BATCH_SIZE]].inputs
+
+
+def _print(console: Any, name: str, measured: Spectrum, energy: float) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{name}: attention layers, mean ± deviation over heads and cases")
+    for column in (*COLUMNS, f"directions suggested ({energy:.0%})"):
+        table.add_column(column, no_wrap=column == "layer")
+    suggested = suggestion_from(measured, energy).num_directions
+    for layer in measured.layers:
+        table.add_row(*summary(layer), str(suggested[layer.name]))
+    console.print(table)
+    for path, why in measured.skipped.items():
+        console.print(f"{path}: {why}", markup=False, soft_wrap=True)

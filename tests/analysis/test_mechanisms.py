@@ -1,0 +1,159 @@
+"""The matrix of every mechanism is the one it attends with."""
+
+import pytest
+import torch
+
+from primal_attention import ATTENTIONS, PrimalAttention, build_attention
+from primal_attention.analysis import attention_matrices, spectrum
+from primal_attention.analysis.layers import find_layers
+from primal_attention.analysis.matrices import DenseHeads, LowRankHeads
+from primal_attention.analysis.passes import passes
+from primal_attention.objectives import ksvd_loss
+
+D, H, N = 21, 3, 53
+NO_MATRIX = {"yoso": "not linear", "longformer": "num_global_tokens=0"}
+WITH_VALUES = [name for name in ATTENTIONS if name not in ("primal", *NO_MATRIX)]
+FACTORED = {"linear", "linear_bn", "performer", "cosformer"}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(7)
+
+
+def poisoned():
+    """Two sequences, one with a hole, and NaN wherever there is no token."""
+    mask = torch.ones(2, N, dtype=torch.bool)
+    mask[1, 29:41] = False
+    x = torch.randn(2, N, D)
+    return {"x": torch.where(mask[..., None], x, torch.nan), "token_mask": mask}
+
+
+def options(name):
+    return {"num_global_tokens": 0, "window": 6} if name == "longformer" else {}
+
+
+@pytest.mark.parametrize("name", [*WITH_VALUES, "longformer"])
+def test_matrix_times_values_is_what_the_layer_outputs(name):
+    layer = build_attention(name, D, H, **options(name)).double().eval()
+    batch = poisoned()
+    batch["x"] = batch["x"].double()
+    expected = layer(**batch)
+    ((_, run),) = passes(layer, batch)
+    for b, (sequence, heads) in enumerate(zip(run.sequences(), run.matrices(), strict=True)):
+        assert isinstance(heads, LowRankHeads if name in FACTORED else DenseHeads)
+        out = heads.dense() @ sequence.v.transpose(0, 1)  # [H, n, C]
+        y = layer.out_proj(out.transpose(0, 1).flatten(1))
+        torch.testing.assert_close(y, expected[b, batch["token_mask"][b]], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_bn", "linear", "cosformer"])
+def test_causal_matrices_are_triangular(name):
+    layer = build_attention(name, D, H, causal=True)
+    for _, heads in attention_matrices(layer, poisoned()):
+        assert isinstance(heads, DenseHeads)
+        assert (heads.dense().triu(1) == 0).all()
+        assert heads.dense().tril().abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", sorted(FACTORED))
+def test_factors_have_the_singular_values_of_the_whole_matrix(name):
+    layer = build_attention(name, D, H).double()
+    for _, heads in attention_matrices(layer, torch.randn(2, N, D, dtype=torch.float64)):
+        values = heads.singular_values()
+        expected = torch.linalg.svdvals(heads.dense())[:, : values.shape[1]]
+        torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_long_sequences_of_low_rank_have_no_matrix_of_all_pairs():
+    N = 7_919  # whose square would take 0.5 GB a head
+    for layer in (build_attention("linear", 6, 2), PrimalAttention(6, 2, 2)):
+        ((_, heads),) = attention_matrices(layer, torch.randn(1, N, 6))
+        assert isinstance(heads, LowRankHeads)
+        assert heads.shape == (2, N, N)
+        assert heads.singular_values().shape[1] <= 11
+        assert spectrum(layer, torch.randn(1, N, 6))[0].num_tokens.mean == N
+
+
+@pytest.mark.parametrize("name", sorted(NO_MATRIX))
+def test_what_has_no_matrix_is_said_to_have_none(name):
+    with pytest.raises(ValueError, match=NO_MATRIX[name]):
+        spectrum(build_attention(name, D, H), torch.randn(1, N, D))
+    pair = torch.nn.Sequential(build_attention(name, D, H), build_attention("linear", D, H))
+    found = spectrum(pair, torch.randn(1, N, D))
+    assert [layer.name for layer in found.layers] == ["1"]
+    assert NO_MATRIX[name] in found.skipped["0"]
+    assert NO_MATRIX[name] in str(found)
+
+
+PRIMAL = [
+    {"weights": "static"},
+    {"weights": "sampled"},
+    {"weights": "dual"},
+    {"weights": "static", "causal": True},
+    {"weights": "dual", "causal": True},
+    {"weights": "static", "feature_map": "exponential"},
+    {"weights": "dual", "feature_map": "exponential"},
+    {"weights": "static", "feature_map": "exponential", "causal": True},
+    {"weights": "dual", "feature_map": "exponential", "causal": True},
+    {"weights": "sampled", "feature_map": ("relu", "elu")},
+]
+
+
+CASES = [
+    *((options, False) for options in PRIMAL),
+    *((one, True) for one in PRIMAL if one["weights"] != "static" and "causal" not in one),
+]
+
+
+@pytest.mark.parametrize(("options", "crossing"), CASES, ids=str)
+def test_the_kernel_of_a_primal_layer_is_that_of_its_objectives(options, crossing):
+    """What the layer keeps for the objectives was computed by another path."""
+    layer = PrimalAttention(D, H, 4, samples_per_direction=3, **options).double()
+    batch = poisoned()
+    batch["x"] = batch["x"].double()
+    if crossing:
+        batch["context"] = torch.randn(2, 31, D, dtype=torch.float64)
+    layer.train()(**batch)
+    (run,) = layer.ksvd_runs
+    ((_, found),) = passes(layer, batch)
+    assert found.crossing == crossing
+    for b, sequence in enumerate(found.sequences()):
+        torch.testing.assert_close(sequence.phi_q.mT @ sequence.phi_q, run.gram_q[b])
+        torch.testing.assert_close(sequence.phi_k.mT @ sequence.phi_k, run.gram_k[b])
+        weights = sequence.w_e, sequence.w_r
+        if sequence.f_x is not None:
+            torch.testing.assert_close(sequence.f_x, run.x_sampled[b])
+            weights = [sequence.f_x.mT @ w for w in weights]
+        for mine, its in zip(weights, (run.w_e_given_x, run.w_r_given_x), strict=True):
+            torch.testing.assert_close(mine, its if its.ndim == 3 else its[b])
+    assert ksvd_loss(layer).isfinite()
+
+
+def test_the_kernel_of_sampled_weights_has_the_landmarks_in_the_middle():
+    layer = PrimalAttention(D, H, 4, samples_per_direction=3).double()
+    ((_, run),) = passes(layer, poisoned() | {"x": torch.randn(2, N, D, dtype=torch.float64)})
+    for sequence in run.sequences():
+        middle = sequence.f_x.mT @ sequence.f_x
+        expected = torch.linalg.svdvals(sequence.phi_q @ middle @ sequence.phi_k.mT)
+        values = sequence.kernel().singular_values()
+        torch.testing.assert_close(values, expected[:, : values.shape[1]], rtol=1e-9, atol=1e-12)
+
+
+def test_watching_leaves_a_layer_as_it_was():
+    layer = build_attention("softmax", D, H).train()
+    before = dict(vars(layer))
+    spectrum(layer, poisoned())
+    assert layer.training
+    assert vars(layer).keys() == before.keys()
+    assert not layer._forward_pre_hooks
+    (found,) = find_layers(layer).found
+    assert (found.name, found.attention, found.head_dim) == ("SoftmaxAttention", "softmax", 7)
+
+
+def test_a_failing_model_is_left_as_it_was():
+    layer = build_attention("softmax", D, H).train()
+    with pytest.raises(ValueError, match="x must have shape"):
+        spectrum(layer, torch.randn(2, N, D + 1))
+    assert layer.training
+    assert "attend" not in vars(layer)
