@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,7 +36,7 @@ from primal_attention.attention.options import (
     check_probabilities,
     check_sizes,
 )
-from primal_attention.attention.packing import packed_projection
+from primal_attention.attention.packing import PackedProjection, packed_projection, projected
 from primal_attention.attention.released import read_released
 from primal_attention.attention.statistics import KSVDLayer, ksvd_statistics
 from primal_attention.attention.weights import (
@@ -47,14 +46,10 @@ from primal_attention.attention.weights import (
     token_mean,
 )
 from primal_attention.feature_maps import FeatureMapSpec
-from primal_attention.ops.landmarks import choose_landmarks
-from primal_attention.ops.primal import (
-    PrimalResult,
-    collapse,
-    collapsed_attention,
-    gram,
-    packed_attention,
-)
+from primal_attention.ops.collapse import collapse
+from primal_attention.ops.landmarks import Landmarks, choose_landmarks
+from primal_attention.ops.primal import PrimalResult, collapsed_attention, gram
+from primal_attention.ops.projected import projected_attention
 from primal_attention.precision import accumulation_dtype
 
 
@@ -65,14 +60,6 @@ class _Pass(NamedTuple):
     weights: ProjectionWeights
     gram_q: Tensor  # [B, H, P, P]; empty unless asked for
     gram_k: Tensor
-
-
-class _Sides(NamedTuple):
-    """The queries' and the keys' side of the same tokens."""
-
-    queries: Side
-    keys: Side
-    packed: Tensor | None = None  # [B, N, 2, H, C], where both are slices of it
 
 
 class PrimalAttention(KSVDLayer):
@@ -284,17 +271,42 @@ class PrimalAttention(KSVDLayer):
 
     def _bidirectional(self, tokens: Tokens, source: Tokens) -> _Pass:
         """Queries of the tokens, keys of the source; the same sequence in self-attention."""
-        key_sum = self._key_sum(source)
-        queries, keys, packed = self._sides(tokens.x, key_sum)
         crossing = source is not tokens
+        if not crossing and not self.features.has_modules and self.weights != "dual":
+            projection = packed_projection(tokens.x, self.q_proj, self.k_proj)
+            if projection is not None:
+                return self._projected(tokens, projection)
+        key_sum = self._key_sum(source)
+        queries, keys = self._sides(tokens.x, key_sum)
         source_keys = self._keys(source.x, key_sum) if crossing else keys
         weights = self._weights_given(tokens, queries, source, source_keys)
         grams = self.training, self.training and not crossing
-        result = self._attend(queries, keys, weights, tokens.mask, grams, packed)
+        result = self._attend(queries, keys, weights, tokens.mask, grams)
         gram_k = result.gram_k
         if self.training and crossing:
             gram_k = _gram(source_keys, source.mask)
         return _Pass(result.out, weights, result.gram_q, gram_k)
+
+    def _projected(self, tokens: Tokens, projection: PackedProjection) -> _Pass:
+        """Static or sampled self-attention, with both projections in the same op."""
+        landmarks = self._landmarks(tokens) if self.weights == "sampled" else None
+        map_q, map_k = self.features.names
+        result = projected_attention(
+            tokens.x,
+            *projection,
+            self.w_e,
+            self.w_r,
+            *self._score_maps(),
+            self.score_proj.bias,
+            landmarks,
+            token_mask=tokens.mask,
+            map_q=map_q,
+            map_k=map_k,
+            gram_q=self.training,
+            gram_k=self.training,
+        )
+        weights = ProjectionWeights(result.e, result.r, landmarks)
+        return _Pass(result.out, weights, result.gram_q, result.gram_k)
 
     def _causal(
         self, tokens: Tokens, state: PrimalState | None, *, grams: bool
@@ -322,13 +334,7 @@ class PrimalAttention(KSVDLayer):
         if self.weights == "static":
             return ProjectionWeights(self.w_e, self.w_r)
         if self.weights == "sampled":
-            landmarks = choose_landmarks(
-                source.x,
-                self.num_landmarks,
-                token_mask=source.mask,
-                dropout=self.landmark_dropout if self.training else 0.0,
-                jitter=self.landmark_jitter if self.training else 0.0,
-            )
+            landmarks = self._landmarks(source)
             return sampled_weights(landmarks, self.w_e, self.w_r, *self._score_maps())
         h_e, h_r = self._dual_variables(tokens.x).unbind(2)
         if source is not tokens:
@@ -338,6 +344,15 @@ class PrimalAttention(KSVDLayer):
             token_mean(dual_moment(queries, h_e, tokens.mask), tokens.num_real()),
         )
 
+    def _landmarks(self, source: Tokens) -> Landmarks:
+        return choose_landmarks(
+            source.x,
+            self.num_landmarks,
+            token_mask=source.mask,
+            dropout=self.landmark_dropout if self.training else 0.0,
+            jitter=self.landmark_jitter if self.training else 0.0,
+        )
+
     def _attend(
         self,
         queries: Side,
@@ -345,14 +360,10 @@ class PrimalAttention(KSVDLayer):
         weights: ProjectionWeights,
         token_mask: Tensor | None,
         grams: tuple[bool, bool],
-        packed: Tensor | None = None,
     ) -> PrimalResult:
-        attend = (
-            partial(collapsed_attention, queries.z, keys.z)
-            if packed is None
-            else partial(packed_attention, packed)
-        )
-        return attend(
+        return collapsed_attention(
+            queries.z,
+            keys.z,
             *self._collapsed(weights),
             self.score_proj.bias,
             token_mask=token_mask,
@@ -366,13 +377,12 @@ class PrimalAttention(KSVDLayer):
         """A_e = W_{e|X} C_e and A_r; None where a side is not output."""
         if weights.landmarks is not None:  # they came with the weights
             return weights.a_e, weights.a_r
-        c_e, c_r = self._score_maps()
-        return collapse(weights.e, c_e), collapse(weights.r, c_r)
+        return collapse(weights.e, weights.r, *self._score_maps())
 
     def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
         if self.features.has_modules:  # whose features, and so the outputs, have at least float32
             out = out.to(tokens.x.dtype)
-        y = self.out_proj(rearrange(out, "b n h c -> b n (h c)"))
+        y = projected(rearrange(out, "b n h c -> b n (h c)"), self.out_proj)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _heads(self, projected: Tensor) -> Tensor:
@@ -385,20 +395,14 @@ class PrimalAttention(KSVDLayer):
         keys = self.features.keys(self._heads(self.k_proj(source.x)))
         return self.features.key_sum(keys, source.mask)
 
-    def _sides(self, x: Tensor, key_sum: Tensor | None) -> _Sides:
-        if not self.features.has_modules and self.weights != "dual":
-            packed = packed_projection(x, self.q_proj, self.k_proj)
-            if packed is not None:
-                packed = rearrange(packed, "b n (two h c) -> b n two h c", two=2, h=self.num_heads)
-                q, k = packed.unbind(2)
-                return _Sides(self.features.queries(q), self.features.keys(k), packed)
+    def _sides(self, x: Tensor, key_sum: Tensor | None) -> tuple[Side, Side]:
         queries = self.features.queries(self._heads(self.q_proj(x)))
         keys = self.features.keys(self._heads(self.k_proj(x)))
-        return _Sides(*self.features.normalise(queries, keys, key_sum))
+        return self.features.normalise(queries, keys, key_sum)
 
     def _keys(self, source: Tensor, key_sum: Tensor | None) -> Side:
         if self.features.normalised:
-            return self._sides(source, key_sum).keys
+            return self._sides(source, key_sum)[1]
         return self.features.keys(self._heads(self.k_proj(source)))
 
     def _dual_variables(self, x: Tensor) -> Tensor:

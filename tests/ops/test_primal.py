@@ -5,10 +5,7 @@ import torch
 
 from primal_attention.ops import chunks
 from primal_attention.ops.primal import (
-    collapse,
-    collapsed_attention,
     gram,
-    packed_attention,
     primal_attention,
 )
 from primal_attention.ops.primal import reference as primal_reference
@@ -213,43 +210,3 @@ def test_the_gradient_of_a_zero_query_is_zero():
     assert not dq[0, 3].any()
     assert out.isfinite().all()
     assert dq.isfinite().all()
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("scores", ["both", "e", "r"])
-@pytest.mark.usefixtures("small_pieces")
-def test_packed_queries_and_keys(scores, mask):
-    q, k, w_e, w_r, c_e, c_r, bias = inputs(scores=scores)
-    options = {"token_mask": MASKS[mask], "map_q": "cosine", "map_k": "elu"}
-
-    def apart(qk, *rest):
-        return collapsed_attention(*qk.unbind(2), *rest, **options)
-
-    qk, rest = torch.stack((q, k), 2), [collapse(w_e, c_e), collapse(w_r, c_r), bias]
-    packed = partial(packed_attention, **options)
-    assert_identical(gradients(packed, [qk, *rest]), gradients(apart, [qk, *rest]))
-
-
-def test_gradcheck_of_packed_queries_and_keys():
-    q, k, w_e, w_r, c_e, c_r, bias = inputs(SHARED, length=5)
-    leaves = [torch.stack((q, k), 2), collapse(w_e, c_e), collapse(w_r, c_r), bias]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    assert torch.autograd.gradcheck(packed_attention, leaves, fast_mode=True)
-    assert torch.autograd.gradgradcheck(packed_attention, leaves, fast_mode=True)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_opcheck_of_packed_queries_and_keys(bias):
-    q, k, w_e, _, c_e, _, b = inputs(bias=bias)
-    qk, a_e = torch.stack((q, k), 2).requires_grad_(), collapse(w_e, c_e).requires_grad_()
-    options = MASKS["holes"], "cosine", "elu"
-    ops = torch.ops.primal_attention
-    forward = qk, a_e, None, b, *options, True, False
-    backward = qk.detach(), a_e.detach(), None, b, *options, randn(B, N, H, C), None, None
-    for op, arguments in (
-        (ops.primal_packed_forward.default, forward),
-        (ops.primal_packed_backward.default, backward),
-    ):
-        results = torch.library.opcheck(op, arguments)
-        assert set(results.values()) == {"SUCCESS"}, results

@@ -20,8 +20,7 @@ from .fused import (
 )
 
 fused = pytest.importorskip("primal_attention.ops.primal.triton", exc_type=ImportError)
-from primal_attention.ops.primal import triton_packed  # noqa: E402 - needs triton
-from primal_attention.ops.triton_launch import Config  # noqa: E402
+from primal_attention.ops.triton_launch import Config  # noqa: E402 - needs triton
 
 B, N, H, P, C = 2, 23, 2, 5, 7
 MASKS = token_masks(B, N)
@@ -327,16 +326,3 @@ def test_the_op_runs_fused_on_a_gpu(device, monkeypatch):
         gradients[dtype] = [x.grad for x in (q, k, *weights)]
     assert calls == ["forward", "backward"]
     assert_near(gradients[torch.float32], gradients[torch.float64], 1e-5)
-
-
-@pytest.mark.parametrize("without", [(), ("a_e",), ("a_r", "bias"), ("d_out",)])
-def test_packed_queries_and_keys(device, without):
-    """The same bits as apart, with both gradients in one piece of memory."""
-    case = Case(device, torch.bfloat16, mask=MASKS["holes"].to(device), without=without)
-    qk = torch.stack((case.tensors["q"], case.tensors["k"]), 2)
-    assert triton_packed.takes(qk, *case.forward()[2:])
-    assert not triton_packed.takes(qk.double(), *case.forward()[2:])
-    assert_bits(triton_packed.forward(qk, *case.forward()[2:]), fused.forward(*case.forward()))
-    d_qk, *others = triton_packed.backward(qk, *case.backward()[2:])
-    assert d_qk.is_contiguous()
-    assert_bits([*d_qk.unbind(2), *others], fused.backward(*case.backward()))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.chunks import head_first, mask_of, token_chunks, zeroed
+from primal_attention.ops.collapse import collapse
 from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.primal.reference import PrimalResult
@@ -44,8 +45,7 @@ def primal_attention(
     return collapsed_attention(
         q,
         k,
-        collapse(w_e_given_x, c_e),
-        collapse(w_r_given_x, c_r),
+        *collapse(w_e_given_x, w_r_given_x, c_e, c_r),
         bias,
         token_mask=token_mask,
         map_q=map_q,
@@ -53,12 +53,6 @@ def primal_attention(
         gram_q=gram_q,
         gram_k=gram_k,
     )
-
-
-@exact
-def collapse(weights_given_x: Tensor, c: Tensor | None) -> Tensor | None:
-    """A_e = W_{e|X} C_e, [B, H, P, C] or [H, P, C]; None where e is not output."""
-    return None if c is None else accumulate(weights_given_x) @ accumulate(c)
 
 
 def collapsed_attention(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primal_attention.ops.column_sum.triton_add_up import add_up
 from primal_attention.ops.launch import mask_bytes, padded
 from primal_attention.ops.moment.triton import add_moments, pull_back
 from primal_attention.ops.primal.triton_blocks import backward_blocks, forward_blocks
@@ -62,6 +63,8 @@ BACKWARD = {
         32: Config(block=32, tile=32, num_warps=4, num_stages=2),
     },
 }
+# Where the sums of dq and dk over the tokens are wanted too, which take more registers.
+WITH_COLUMNS = {torch.bfloat16: {64: Config(block=64, tile=64, num_warps=8, num_stages=2)}}
 
 
 def takes(
@@ -153,18 +156,28 @@ def write_gradients(
     d_gram_k: Tensor | None,
     grads: list[Tensor | None],
     config: Config | None = None,
+    d_columns: Tensor | None = None,
 ) -> None:
-    """Write the gradients of q, k, a_e, a_r and bias, where they are not None."""
+    """Write the gradients of q, k, a_e, a_r and bias, where they are not None.
+
+    And the sums of those of q and k over the tokens, [2, H, P].
+    """
     if d_out is None:
         for grad in grads[2:]:
             if grad is not None:
                 grad.zero_()
-    config = config or BACKWARD[q.dtype].get(_width(q, a_e, a_r))
+    width = _width(q, a_e, a_r)
+    wider = {} if d_columns is None else WITH_COLUMNS.get(q.dtype, {})
+    config = config or wider.get(width) or BACKWARD[q.dtype].get(width)
     inputs = q, k, a_e, a_r, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k
     if config is not None:
-        _fused_backward(*inputs, grads, config)
+        _fused_backward(*inputs, grads, config, d_columns)
     else:
         _backward_by_side(*inputs, grads)
+        if d_columns is not None:
+            for total, dz in zip(d_columns, grads[:2], strict=True):
+                assert dz is not None
+                total.copy_(dz.sum((0, 1), dtype=torch.float32))
 
 
 def _fused_backward(
@@ -180,30 +193,41 @@ def _fused_backward(
     d_gram_k: Tensor | None,
     grads: list[Tensor | None],
     config: Config,
+    d_columns: Tensor | None,
 ) -> None:
     """All gradients in one pass."""
     dq, dk, da_e, da_r, d_bias = grads if d_out is not None else [*grads[:2], None, None, None]
     z_q, z_k, d_rows = (None if x is None else readable(x) for x in (q, k, d_out))
     a_e, a_r, d_gram_q, d_gram_k = contiguous(a_e, a_r, d_gram_q, d_gram_k)
-    (_, N, H, P), C = q.shape, _columns(a_e, a_r)
+    (B, N, H, P), C = q.shape, _columns(a_e, a_r)
     shares = shares_of(q, config)
-    bias_parts = None if d_bias is None else q.new_empty((shares.programs, C), dtype=torch.float32)
+    numbers = B * shares.splits, B * shares.splits, shares.programs, B * shares.splits
+    totals = _shared(da_e), _shared(da_r), d_bias, d_columns
+    e_parts, r_parts, bias_parts, column_parts = (
+        None if total is None else total.new_empty((number, *total.shape), dtype=torch.float32)
+        for number, total in zip(numbers, totals, strict=True)
+    )
     with (
-        summed(da_e, q, shares) as sums_e,
-        summed(da_r, q, shares) as sums_r,
+        summed(da_e if e_parts is None else None, q, shares) as sums_e,
+        summed(da_r if r_parts is None else None, q, shares) as sums_r,
         writable(dq) as dq_rows,
         writable(dk) as dk_rows,
         device_of(q),
     ):
         backward_blocks[(shares.programs,)](
             z_q, z_k, a_e, a_r, mask_bytes(token_mask), d_rows, d_gram_q, d_gram_k,
-            dq_rows, dk_rows, sums_e, sums_r, bias_parts,
+            dq_rows, dk_rows, sums_e if e_parts is None else e_parts,
+            sums_r if r_parts is None else r_parts, bias_parts, column_parts,
             strides(z_q), strides(z_k), strides(d_rows), strides(dq_rows), strides(dk_rows),
             batch_stride(a_e), batch_stride(a_r), N, H, shares.splits, shares.tokens,
             P, C, map_q, map_k, DOTS[q.dtype], config.block, padded(P), padded(C), **config.launch,
         )  # fmt: skip
-    if d_bias is not None and bias_parts is not None:
-        d_bias.copy_(bias_parts.sum(0))
+    add_up(*zip((e_parts, r_parts, bias_parts, column_parts), totals, strict=True))
+
+
+def _shared(da: Tensor | None) -> Tensor | None:
+    """The gradient of an A that all sequences share; None for those that are summed alone."""
+    return da if da is not None and da.ndim == 3 and da.is_contiguous() else None
 
 
 def _backward_by_side(

@@ -19,6 +19,7 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 
+from primal_attention.ops.collapse.composed import side_backward
 from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.landmarks import Landmarks
@@ -105,30 +106,38 @@ def backward_composed(
     da_r: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, w_e, w_r, c_e and c_r; empty where there is no such input."""
-    dx, dw_e, dw_r, dc_e, dc_r = _empty_gradients(x, index, w_e, w_r, c_e, c_r)
-    d_sides = _side_backward(e, c_e, d_e, da_e, dc_e), _side_backward(r, c_r, d_r, da_r, dc_r)
-    d_both = torch.cat([side.transpose(0, 1) for side in d_sides], -1).mul_(scale)
+    dx = torch.zeros_like(x)
+    given = e, r, d_e, d_r, da_e, da_r
+    return dx, *add_gradients(x, index, w_e, w_r, c_e, c_r, scale, *given, dx)
+
+
+def add_gradients(
+    x: Tensor,
+    index: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    scale: float,
+    e: Tensor,
+    r: Tensor,
+    d_e: Tensor | None,
+    d_r: Tensor | None,
+    da_e: Tensor | None,
+    da_r: Tensor | None,
+    dx: Tensor | None,  # [B, N, D]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of w_e, w_r, c_e and c_r; that of x is added to the rows of its landmarks."""
+    total_e, dc_e = side_backward(e, c_e, d_e, da_e)
+    total_r, dc_r = side_backward(r, c_r, d_r, da_r)
+    d_both = torch.cat([side.transpose(0, 1) for side in (total_e, total_r)], -1).mul_(scale)
     w = torch.cat((w_e, w_r), -1)
     dw = einsum(_by_head(x, index, w), d_both, "b h m p, h b p s -> h m s")
-    for grad, part in zip((dw_e, dw_r), dw.chunk(2, -1), strict=True):
-        grad.copy_(part)
-    d_sampled = einsum(d_both, w.to(d_both), "h b p s, h m s -> h b p m")
-    _add_rows(dx.zero_(), index, rearrange(d_sampled, "h b p m -> b m (h p)"))
-    return dx, dw_e, dw_r, dc_e, dc_r
-
-
-def _side_backward(
-    weights: Tensor, c: Tensor | None, d_weights: Tensor | None, da: Tensor | None, dc: Tensor
-) -> Tensor:
-    """Gradient of W_e by both of its uses, [B, H, P, S]; writes the gradient of C_e."""
-    total = torch.zeros_like(weights) if d_weights is None else d_weights
-    if c is None:
-        return total
-    if da is None:
-        dc.zero_()
-        return total
-    dc.copy_(einsum(weights, da, "b h p s, b h p c -> s c"))
-    return total + da @ c.to(da).mT
+    dw_e, dw_r = (w_e.new_empty(w_e.shape).copy_(part) for part in dw.chunk(2, -1))
+    if dx is not None:
+        d_sampled = einsum(d_both, w.to(d_both), "h b p s, h m s -> h b p m")
+        _add_rows(dx, index, rearrange(d_sampled, "h b p m -> b m (h p)"))
+    return dw_e, dw_r, dc_e, dc_r
 
 
 def _add_rows(dx: Tensor, index: Tensor, rows: Tensor) -> None:
@@ -150,11 +159,9 @@ def _empty_gradients(
     c_r: Tensor | None,
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dx, dw_e, dw_r, dc_e, dc_r = (
-        x.new_empty(0) if each is None else torch.empty_like(each)
-        for each in (x, w_e, w_r, c_e, c_r)
-    )
-    return dx, dw_e, dw_r, dc_e, dc_r
+    nothing = x.new_empty(0, dtype=accumulation_dtype(x.dtype))
+    dc_e, dc_r = (torch.empty_like(nothing if c is None else c) for c in (c_e, c_r))
+    return torch.empty_like(x), w_e.new_empty(w_e.shape), w_r.new_empty(w_r.shape), dc_e, dc_r
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The sampled weights as fused ops: one launch forward, three backward.
+"""The sampled weights as fused ops: one launch forward, four backward.
 
 Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions,
 M landmarks.
@@ -6,22 +6,24 @@ M landmarks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton.language as tl
 from einops import rearrange
 from torch import Tensor
 
+from primal_attention.ops.collapse.triton import (
+    MapSizes,
+    add_up_maps,
+    map_sizes,
+    map_strides,
+    pull_back,
+)
 from primal_attention.ops.launch import padded
 from primal_attention.ops.sampled.triton_blocks import (
-    BLOCK_OF_C,
-    BLOCK_OF_W,
-    add_up_blocks,
     parameter_blocks,
-    token_blocks,
+    row_blocks,
     weight_blocks,
 )
 from primal_attention.ops.triton_launch import (
@@ -29,7 +31,6 @@ from primal_attention.ops.triton_launch import (
     contiguous,
     device_of,
     readable,
-    shares_of,
     strides,
     writable,
 )
@@ -40,14 +41,13 @@ DOTS = {
     torch.float16: tl.float32,
     torch.float32: tl.float32,
 }
-# Of blocks of tokens; tiles are rows of W.
+# Of blocks of landmarks; tiles are rows of W.
 CONFIGS = {
     torch.bfloat16: Config(block=64, tile=64, num_warps=4, num_stages=2),
     torch.float16: Config(block=32, tile=32, num_warps=4, num_stages=1),
     torch.float32: Config(block=32, tile=32, num_warps=4, num_stages=1),
 }
-LANDMARKS = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}  # of a block
-_NEARBY = 32  # landmarks of a block among those of a few tokens
+_NEARBY = 32  # landmarks of a block that is added to its tokens
 _SHORTEST = 4  # sequences of a group, so that its sums are small beside them
 
 
@@ -58,33 +58,9 @@ def takes(x: Tensor, index: Tensor, w_e: Tensor, w_r: Tensor, *rest: Any) -> boo
     return dtypes and w_r.dtype == w_e.dtype and S <= 128 and M <= 4096 and x.numel() * M > 0
 
 
-class _Sizes(NamedTuple):
-    """What the fused ops are compiled for."""
-
-    H: int
-    M: int
-    P: int
-    S: int
-    C: int
-    config: Config
-
-    @property
-    def tile(self) -> int:
-        return min(padded(self.P), self.config.tile if self.S <= 64 else 16)
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.P // self.tile)
-
-    @property
-    def columns(self) -> int:
-        return min(padded(self.C), 32)
-
-
-def _sizes(x: Tensor, w_e: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> _Sizes:
-    H, M, S = w_e.shape
-    C = max(0 if c is None else c.shape[1] for c in (c_e, c_r))
-    return _Sizes(H, M, x.shape[2] // H, S, C, CONFIGS[x.dtype])
+def _sizes(x: Tensor, w_e: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> MapSizes:
+    H, _, S = w_e.shape
+    return map_sizes(x.shape[2] // H, S, c_e, c_r, CONFIGS[x.dtype].tile)
 
 
 def forward(
@@ -97,23 +73,19 @@ def forward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
-    sizes = _sizes(x, w_e, c_e, c_r)
-    B, (H, M, P, S, C, config) = x.shape[0], sizes
+    sizes, config = _sizes(x, w_e, c_e, c_r), CONFIGS[x.dtype]
+    P, S, C, tile, block, columns = sizes
+    B, (H, M, _) = x.shape[0], w_e.shape
     e, r = (x.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
     a_e, a_r = (x.new_empty(0) if c is None else e.new_empty((B, H, P, C)) for c in (c_e, c_r))
     rows = readable(rearrange(x, "b n (h p) -> b n h p", h=H))
     with device_of(x):
         weight_blocks[(B * H, sizes.tiles)](
             rows, index.contiguous(), *contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
-            strides(rows), _map_strides(c_e), _map_strides(c_r), H, scale,
-            M, P, S, C, DOTS[x.dtype],
-            LANDMARKS[x.dtype], sizes.tile, padded(S), sizes.columns, **config.launch,
+            strides(rows), map_strides(c_e), map_strides(c_r), H, scale,
+            M, P, S, C, DOTS[x.dtype], config.block, tile, block, columns, **config.launch,
         )  # fmt: skip
     return e, r, a_e, a_r
-
-
-def _map_strides(c: Tensor | None) -> tuple[int, ...]:
-    return (0, 0) if c is None else c.stride()
 
 
 def backward(
@@ -130,62 +102,68 @@ def backward(
     d_r: Tensor | None,
     da_e: Tensor | None,
     da_r: Tensor | None,
-    config: Config | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, w_e, w_r, c_e and c_r; empty where there is no such input."""
-    sizes = _sizes(x, w_e, c_e, c_r)
-    if config is not None:
-        sizes = sizes._replace(config=config)
-    grads = [None if each is None else torch.empty_like(each) for each in (x, w_e, w_r, c_e, c_r)]
-    index, dx = index.contiguous(), grads[0]
-    assert dx is not None
-    given = contiguous(w_e, w_r), (c_e, c_r), contiguous(e, r, d_e, d_r, da_e, da_r)
-    totals, c_parts = _pull_back(index, *given, scale, dx, sizes)
-    w_parts = _parameter_parts(x, index, totals, sizes)
-    _add_up(w_parts, c_parts, grads[1:], sizes)
-    dx, dw_e, dw_r, dc_e, dc_r = (x.new_empty(0) if grad is None else grad for grad in grads)
-    return dx, dw_e, dw_r, dc_e, dc_r
+    dx = torch.empty_like(x)
+    given = e, r, d_e, d_r, da_e, da_r
+    with writable(rearrange(dx, "b n (h p) -> b n h p", h=w_e.shape[0])) as d_rows:
+        assert d_rows is not None
+        grads = add_gradients(x, index, w_e, w_r, c_e, c_r, scale, *given, d_rows.zero_())
+    return dx, *grads
 
 
-def _pull_back(
+def add_gradients(
+    x: Tensor,
     index: Tensor,
-    parameters: list[Tensor | None],
-    maps: tuple[Tensor | None, Tensor | None],
-    given: list[Tensor | None],  # e, r, and the gradients of e, r, a_e, a_r
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
     scale: float,
-    dx: Tensor,
-    sizes: _Sizes,
-) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Gradients of W_e and W_r by all of their uses, and parts of those of C_e and C_r.
+    e: Tensor,
+    r: Tensor,
+    d_e: Tensor | None,
+    d_r: Tensor | None,
+    da_e: Tensor | None,
+    da_r: Tensor | None,
+    d_rows: Tensor | None,  # [B, N, H, P] with adjacent columns
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of w_e, w_r, c_e and c_r; that of x is added to the rows of its landmarks."""
+    sizes, index = _sizes(x, w_e, c_e, c_r), index.contiguous()
+    totals = [e.new_empty(e.shape) for _ in range(2)]
+    given = contiguous(e, r, d_e, d_r, da_e, da_r)
+    c_parts = pull_back((c_e, c_r), given, totals, scale)
+    if d_rows is not None:
+        _add_rows(index, w_e, w_r, totals, d_rows, sizes)
+    w_parts = _parameter_parts(x, index, w_e, totals, sizes)
+    dw = [w.new_empty(w.shape) for w in (w_e, w_r)]
+    d_maps = [None if c is None else torch.empty_like(c) for c in (c_e, c_r)]
+    add_up_maps(c_parts, d_maps, *zip(w_parts, dw, strict=True))
+    dc_e, dc_r = (e.new_empty(0) if dc is None else dc for dc in d_maps)
+    dw_e, dw_r = dw
+    return dw_e, dw_r, dc_e, dc_r
 
-    The gradient of x is written.
-    """
-    (B, N, _), (H, M, P, S, C, config) = dx.shape, sizes
-    e, *_, da_e, da_r = given
-    assert e is not None
-    totals = [torch.empty_like(e) for _ in range(2)]
-    c_parts = [
-        None if da is None else e.new_empty((B * H * sizes.tiles, S, C)) for da in (da_e, da_r)
-    ]
-    c_e, c_r = maps
-    by_head = rearrange(dx, "b n (h p) -> b n h p", h=H)
-    shares = shares_of(by_head, config)
-    with writable(by_head) as d_rows, device_of(dx):
-        token_blocks[(shares.programs, sizes.tiles)](
-            index, *parameters, c_e, c_r, *given, *totals, *c_parts, d_rows,
-            _map_strides(c_e), _map_strides(c_r), strides(d_rows),
-            N, H, shares.splits, shares.tokens, scale, M, P, S, C, DOTS[dx.dtype],
-            config.block, _NEARBY, padded(M), sizes.tile, padded(S), sizes.columns,
-            **config.launch,
+
+def _add_rows(
+    index: Tensor, w_e: Tensor, w_r: Tensor, totals: list[Tensor], d_rows: Tensor, sizes: MapSizes
+) -> None:
+    """Add the gradients of the landmarks to those of their tokens."""
+    (P, S, _, tile, block, _), config = sizes, CONFIGS[d_rows.dtype]
+    B, (H, M, _) = d_rows.shape[0], w_e.shape
+    with device_of(d_rows):
+        row_blocks[(B * H, -(-M // _NEARBY), sizes.tiles)](
+            index, *contiguous(w_e, w_r), *totals, d_rows, strides(d_rows), H,
+            M, P, S, DOTS[d_rows.dtype], _NEARBY, padded(M), tile, block, **config.launch,
         )  # fmt: skip
-    return totals, c_parts
 
 
-def _parameter_parts(x: Tensor, index: Tensor, totals: list[Tensor], sizes: _Sizes) -> list[Tensor]:
+def _parameter_parts(
+    x: Tensor, index: Tensor, w_e: Tensor, totals: list[Tensor], sizes: MapSizes
+) -> list[Tensor]:
     """Gradients of w_e and w_r, [groups, H, M, S], each summed over a group of sequences."""
-    B, (H, M, P, S, _, config) = x.shape[0], sizes
-    block = LANDMARKS[x.dtype]
-    blocks = H * -(-M // block)
+    (P, S, _, tile, block, _), config = sizes, CONFIGS[x.dtype]
+    B, (H, M, _) = x.shape[0], w_e.shape
+    blocks = H * -(-M // config.block)
     group = max(_SHORTEST, -(-B * blocks // config.programs))
     groups = -(-B // group)
     parts = [totals[0].new_empty((groups, H, M, S)) for _ in range(2)]
@@ -193,37 +171,6 @@ def _parameter_parts(x: Tensor, index: Tensor, totals: list[Tensor], sizes: _Siz
     with device_of(x):
         parameter_blocks[(blocks, groups)](
             rows, index, *totals, *parts, strides(rows), B, H, group,
-            M, P, S, DOTS[x.dtype], block, sizes.tile, padded(S), **config.launch,
+            M, P, S, DOTS[x.dtype], config.block, tile, block, **config.launch,
         )  # fmt: skip
     return parts
-
-
-def _add_up(
-    w_parts: list[Tensor],
-    c_parts: list[Tensor | None],
-    grads: list[Tensor | None],  # of w_e, w_r, c_e and c_r, written
-    sizes: _Sizes,
-) -> None:
-    """The gradients of the parameters from their parts."""
-    H, M, _, S, C, _ = sizes
-    dw_e, dw_r, dc_e, dc_r = grads
-    for grad, part in zip((dc_e, dc_r), c_parts, strict=True):
-        if grad is not None and part is None:
-            grad.zero_()
-    matrices = max(0 if part is None else part.shape[0] for part in c_parts)
-    blocks = -(-H * M * S // BLOCK_OF_W.value) + -(-S * C // BLOCK_OF_C.value)
-    with _contiguous(dw_e) as d_e, _contiguous(dw_r) as d_r, device_of(w_parts[0]):
-        add_up_blocks[(blocks, 2)](
-            *w_parts, *c_parts, d_e, d_r, dc_e, dc_r, _map_strides(dc_e), _map_strides(dc_r),
-            w_parts[0].shape[0], matrices, H * M * S, S, C, num_warps=4,
-        )  # fmt: skip
-
-
-@contextmanager
-def _contiguous(grad: Tensor | None) -> Iterator[Tensor]:
-    """The gradient, or a contiguous tensor of its shape that is copied into it on leaving."""
-    assert grad is not None
-    written = grad if grad.is_contiguous() else grad.new_empty(grad.shape)
-    yield written
-    if written is not grad:
-        grad.copy_(written)

@@ -1,0 +1,82 @@
+r"""y = x W^T + b with its own backward pass: $dx = dy\,W$, $dW = dy^\top x$, $db = \sum dy$.
+
+Letters: D columns of x, E columns of y.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from primal_attention.ops.gpu import on_gpu
+from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.precision import exact
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same as ``torch.nn.functional.linear`` of x [..., D], weight [E, D] and bias [E]."""
+    y: Tensor = _forward(x, weight, bias)
+    return y
+
+
+@exact
+def forward_composed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Y [..., E]."""
+    return F.linear(x, weight, bias)
+
+
+def _empty_output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@exact
+def backward_composed(
+    x: Tensor, weight: Tensor, d_y: Tensor, of_x: bool, of_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias; the first two are empty where they are not wanted."""
+    rows = d_y.reshape(-1, d_y.shape[-1])
+    return *products(x, weight, rows, of_x=of_x, of_weight=of_weight), rows.sum(0)
+
+
+def products(
+    x: Tensor, weight: Tensor, rows: Tensor, *, of_x: bool, of_weight: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and weight; empty where they are not wanted."""
+    dx = (rows @ weight).view(x.shape) if of_x else x.new_empty(0)
+    return dx, rows.mT @ x.reshape(-1, x.shape[-1]) if of_weight else x.new_empty(0)
+
+
+def _empty_gradients(
+    x: Tensor, weight: Tensor, d_y: Tensor, of_x: bool, of_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx = x.new_empty(x.shape if of_x else 0)
+    return dx, x.new_empty(weight.shape if of_weight else 0), x.new_empty(weight.shape[0])
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, bias = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        inputs = x, weight, bias
+        return tuple(differentiable_gradients(lambda *t: [forward_composed(*t)], inputs, [d_y]))
+    wanted = ctx.needs_input_grad
+    grads = _backward(x, weight, d_y, *wanted[:2])
+    return tuple(grad if wants else None for wants, grad in zip(wanted, grads, strict=True))
+
+
+_forward = torch.library.custom_op(
+    "primal_attention::linear_forward", forward_composed, mutates_args=()
+)
+_backward = torch.library.custom_op(
+    "primal_attention::linear_backward", backward_composed, mutates_args=()
+)
+_forward.register_fake(_empty_output)
+_backward.register_fake(_empty_gradients)
+_forward.register_autograd(_gradients, setup_context=_save)
+on_gpu(_backward, backward_composed, "primal_attention.ops.column_sum.triton", "backward")

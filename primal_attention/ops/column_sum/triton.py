@@ -1,0 +1,50 @@
+"""The sum of the rows of a matrix as a fused op, and with it the gradient of an affine map.
+
+Letters: R rows, E columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primal_attention.ops.column_sum.linear import products
+from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.column_sum.triton_blocks import row_sum_blocks
+from primal_attention.ops.triton_launch import DOTS, device_of
+from primal_attention.precision import exact
+
+_ROWS, _COLUMNS = 32, 128  # of a block
+_PROGRAMS = 1056  # wanted: eight for each multiprocessor, so that enough memory is under way
+
+
+def takes(x: Tensor, weight: Tensor, d_y: Tensor, *options: Any) -> bool:
+    """Whether the fused op is made for these dtypes and sizes."""
+    return d_y.dtype in DOTS and d_y.numel() > 0
+
+
+@exact
+def backward(
+    x: Tensor, weight: Tensor, d_y: Tensor, of_x: bool, of_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias; the first two are empty where they are not wanted."""
+    rows = d_y.reshape(-1, d_y.shape[-1])
+    return *products(x, weight, rows, of_x=of_x, of_weight=of_weight), column_sum(rows)
+
+
+def column_sum(rows: Tensor) -> Tensor:
+    """The sum over the rows of a matrix [R, E], in its dtype, added up in float32."""
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    R, E = rows.shape
+    blocks = -(-E // _COLUMNS)
+    share = -(-R // max(1, _PROGRAMS // blocks) // _ROWS) * _ROWS
+    parts = rows.new_empty((-(-R // share), E), dtype=torch.float32)
+    total = rows.new_empty(E)
+    with device_of(rows):
+        row_sum_blocks[(len(parts), blocks)](
+            rows, parts, rows.stride(0), R, E, share, _ROWS, _COLUMNS, num_warps=4
+        )
+    add_up((parts, total))
+    return total

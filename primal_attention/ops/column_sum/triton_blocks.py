@@ -1,0 +1,64 @@
+"""The fused passes of sums: over the rows of a matrix, and over parts that programs wrote apart.
+
+They add up in the same order every time.
+
+Letters: R rows, E columns.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Parts and entries that are added up at once.
+PARTS, BLOCK = tl.constexpr(64), tl.constexpr(32)
+
+
+@triton.jit(do_not_specialize=["R", "share"])
+def row_sum_blocks(
+    rows, parts, stride, R, E, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """The sum of some columns over a share of the rows."""
+    program = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first = program * share
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(first, tl.minimum(first + share, R), ROWS):
+        r = start + tl.arange(0, ROWS)
+        exists = (r < R)[:, None] & (c < E)[None, :]
+        sums += tl.load(rows + r[:, None] * stride + c[None, :], mask=exists, other=0.0).to(
+            tl.float32
+        )
+    tl.store(parts + program * E + c, tl.sum(sums, 0), mask=c < E)
+
+
+@triton.jit(do_not_specialize=["number_0", "number_1", "number_2", "number_3"])
+def add_up_blocks(
+    parts_0, total_0, parts_1, total_1, parts_2, total_2, parts_3, total_3,
+    number_0, number_1, number_2, number_3, layout_0, layout_1, layout_2, layout_3,
+):  # fmt: skip
+    """A block of one of the totals."""
+    pair = tl.program_id(1)
+    if pair == 0:
+        _add_up(parts_0, total_0, number_0, layout_0)
+    elif pair == 1:
+        _add_up(parts_1, total_1, number_1, layout_1)
+    elif pair == 2:
+        _add_up(parts_2, total_2, number_2, layout_2)
+    else:
+        _add_up(parts_3, total_3, number_3, layout_3)
+
+
+@triton.jit
+def _add_up(parts, total, number, layout):
+    if parts is not None:
+        size = layout[0]
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        sums = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, number, PARTS):
+            part = start + tl.arange(0, PARTS)
+            exists = (part < number)[:, None] & (place < size)[None, :]
+            places = parts + part.to(tl.int64)[:, None] * size + place[None, :]
+            sums += tl.sum(tl.load(places, mask=exists, other=0.0), 0)
+        places = total + place // layout[1] * layout[2] + place % layout[1] * layout[3]
+        tl.store(places, sums.to(total.dtype.element_ty), mask=place < size)

@@ -1,0 +1,174 @@
+"""The passes that the op is composed of, and their composition in both directions.
+
+Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions,
+M landmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from primal_attention.ops.collapse.composed import collapse_composed, side_backward
+from primal_attention.ops.primal.chunked import forward_in_pieces, write_gradients
+from primal_attention.ops.sampled import composed as sampled
+from primal_attention.precision import accumulation_dtype
+
+
+class Passes(NamedTuple):
+    """One way to compute them."""
+
+    weights: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # W_e, W_r, A_e and A_r
+    attend: Callable[..., tuple[Tensor, Tensor, Tensor]]  # outputs and Gram matrices
+    write_gradients: Callable[..., None]  # of queries, keys, A_e, A_r, bias and shift
+    add_gradients: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # of w_e, w_r, C_e and C_r
+
+
+def compose_forward(
+    passes: Passes,
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    index: Tensor | None,
+    scale: float,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The five outputs; then what the backward pass needs: tokens, queries and keys, A_e, A_r.
+
+    The tokens are empty where x has the dtype of the projection already.
+    """
+    tokens = x.to(weight.dtype)
+    projected = F.linear(tokens, weight, shift)
+    qk = rearrange(projected, "b n (two h p) -> b n two h p", two=2, h=w_e.shape[0])
+    e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale)
+    sides = _given(a_e, c_e), _given(a_r, c_r)
+    out, gram_q, gram_k = passes.attend(*qk.unbind(2), *sides, bias, *options)
+    kept = x.new_empty(0, dtype=weight.dtype) if tokens is x else tokens
+    return out, gram_q, gram_k, e, r, kept, qk, a_e, a_r
+
+
+def _given(a: Tensor, c: Tensor | None) -> Tensor | None:
+    return None if c is None else a
+
+
+def compose_backward(
+    passes: Passes,
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    index: Tensor | None,
+    scale: float,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    e: Tensor,
+    r: Tensor,
+    tokens: Tensor,
+    qk: Tensor,
+    a_e: Tensor,
+    a_r: Tensor,
+    d_out: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+    d_e: Tensor | None,
+    d_r: Tensor | None,
+    of_x: bool,
+    of_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first eight inputs; empty where they are not given or not wanted."""
+    sides = _given(a_e, c_e), _given(a_r, c_r)
+    d_qk, da_e, da_r, d_bias = (_empty_like(qk, t) for t in (qk, *sides, bias))
+    d_shift = None if shift is None else shift.new_empty(qk.shape[2:])
+    passes.write_gradients(
+        *qk.unbind(2), *sides, bias, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k,
+        (*d_qk.unbind(2), da_e, da_r, d_bias), d_shift,
+    )  # fmt: skip
+    rows = d_qk.flatten(2).flatten(0, 1)
+    dx = (rows @ weight).view(x.shape).to(x.dtype) if of_x else None
+    d_weight = rows.mT @ (tokens if tokens.numel() else x).flatten(0, 1) if of_weight else None
+    d_sides = (_used(d_out, da_e, c_e), _used(d_out, da_r, c_r))
+    d_small = passes.add_gradients(
+        x, index, w_e, w_r, c_e, c_r, scale, e, r, d_e, d_r, *d_sides, dx
+    )  # fmt: skip
+    d_shift = None if d_shift is None else d_shift.flatten()
+    dx, d_weight, d_shift = (x.new_empty(0) if d is None else d for d in (dx, d_weight, d_shift))
+    return dx, d_weight, d_shift, *d_small, d_bias
+
+
+def _empty_like(qk: Tensor, tensor: Tensor | None) -> Tensor:
+    return qk.new_empty(0) if tensor is None else torch.empty_like(tensor)
+
+
+def _used(d_out: Tensor | None, da: Tensor, c: Tensor | None) -> Tensor | None:
+    """The gradient of A; None where there is none."""
+    return None if d_out is None or c is None else da
+
+
+def weights_in_pieces(
+    x: Tensor,
+    index: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W_e, W_r, A_e and A_r; empty where they are not wanted."""
+    if index is not None:
+        return sampled.forward_composed(x, index, w_e, w_r, c_e, c_r, scale)
+    e, r = (w.new_empty(w.shape, dtype=accumulation_dtype(w.dtype)).copy_(w) for w in (w_e, w_r))
+    return e, r, *collapse_composed(e, r, c_e, c_r)
+
+
+def gradients_in_pieces(*given: Any) -> None:
+    """Write the gradients of q, k, a_e, a_r and bias, and those of q and k summed over tokens."""
+    grads, d_shift = given[-2:]
+    write_gradients(*given[:-1])
+    if d_shift is not None:
+        for total, dz in zip(d_shift, grads[:2], strict=True):
+            torch.sum(dz, (0, 1), out=total)
+
+
+def add_gradients_in_pieces(
+    x: Tensor,
+    index: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    scale: float,
+    e: Tensor,
+    r: Tensor,
+    d_e: Tensor | None,
+    d_r: Tensor | None,
+    da_e: Tensor | None,
+    da_r: Tensor | None,
+    dx: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of w_e, w_r, c_e and c_r; that of x by the landmarks is added to dx."""
+    if index is not None:
+        given = e, r, d_e, d_r, da_e, da_r
+        return sampled.add_gradients(x, index, w_e, w_r, c_e, c_r, scale, *given, dx)
+    dw_e, dc_e = side_backward(w_e, c_e, d_e, da_e)
+    dw_r, dc_r = side_backward(w_r, c_r, d_r, da_r)
+    return dw_e, dw_r, dc_e, dc_r
+
+
+IN_PIECES = Passes(
+    weights_in_pieces, forward_in_pieces, gradients_in_pieces, add_gradients_in_pieces
+)

@@ -1,0 +1,114 @@
+"""The op with fused passes; the products with the projection's matrix are the library's.
+
+Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions,
+M landmarks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from einops import rearrange
+from torch import Tensor
+
+from primal_attention.ops.collapse import triton as collapse
+from primal_attention.ops.launch import padded
+from primal_attention.ops.primal import triton as primal
+from primal_attention.ops.projected.passes import (
+    Passes,
+    add_gradients_in_pieces,
+    compose_backward,
+    compose_forward,
+    weights_in_pieces,
+)
+from primal_attention.ops.sampled import triton as sampled
+from primal_attention.ops.triton_launch import DOTS
+from primal_attention.precision import exact
+
+
+def takes(
+    x: Tensor, weight: Tensor, shift: Tensor | None, w_e: Tensor, w_r: Tensor, *rest: Any
+) -> bool:
+    """Whether the attention can be fused; the weights that cannot be are composed."""
+    widths = [
+        weight.shape[0] // (2 * w_e.shape[0]),
+        *(c.shape[1] for c in rest[:2] if c is not None),
+    ]
+    return weight.dtype in DOTS and padded(max(widths)) <= 256 and x.numel() > 0
+
+
+def weights(
+    x: Tensor, index: Tensor | None, w_e: Tensor, w_r: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W_e, W_r, A_e and A_r; empty where they are not wanted."""
+    c_e, c_r, _ = rest
+    if index is None and collapse.takes(w_e, w_r, c_e, c_r):
+        return collapse.forward_with_weights(w_e, w_r, c_e, c_r)
+    if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
+        return sampled.forward(x, index, w_e, w_r, *rest)
+    return weights_in_pieces(x, index, w_e, w_r, *rest)
+
+
+def write_gradients(
+    q: Tensor,
+    k: Tensor,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    d_out: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+    grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    d_shift: Tensor | None,
+) -> None:
+    """Write the gradients of q, k, a_e, a_r and bias, and those of q and k summed over tokens."""
+    pairs = zip((q, k, a_e, a_r, bias), grads, strict=True)
+    written = [None if t is None else grad for t, grad in pairs]
+    given = d_out, d_gram_q, d_gram_k
+    primal.write_gradients(
+        q, k, a_e, a_r, token_mask, map_q, map_k, *given, written, d_columns=d_shift
+    )
+
+
+def add_gradients(
+    x: Tensor,
+    index: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    scale: float,
+    e: Tensor,
+    r: Tensor,
+    d_e: Tensor | None,
+    d_r: Tensor | None,
+    da_e: Tensor | None,
+    da_r: Tensor | None,
+    dx: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of w_e, w_r, c_e and c_r; that of x by the landmarks is added to dx."""
+    given = e, r, d_e, d_r, da_e, da_r
+    if index is None and collapse.takes(w_e, w_r, c_e, c_r):
+        return collapse.backward(w_e, w_r, c_e, c_r, da_e, da_r, d_e, d_r)
+    if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
+        d_rows = None if dx is None else rearrange(dx, "b n (h p) -> b n h p", h=w_e.shape[0])
+        return sampled.add_gradients(x, index, w_e, w_r, c_e, c_r, scale, *given, d_rows)
+    return add_gradients_in_pieces(x, index, w_e, w_r, c_e, c_r, scale, *given, dx)
+
+
+FUSED = Passes(weights, primal.forward, write_gradients, add_gradients)
+
+
+@exact
+def forward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Outputs, and what the backward pass needs of their making."""
+    return compose_forward(FUSED, x, *rest)
+
+
+@exact
+def backward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Gradients of the first eight inputs; empty where they are not given or not wanted."""
+    return compose_backward(FUSED, x, *rest)
