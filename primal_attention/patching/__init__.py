@@ -1,13 +1,17 @@
 """Replace attention inside models that exist: Hugging Face transformers, timm, plain PyTorch."""
 
+from primal_attention.patching.distill import distill
 from primal_attention.patching.patch import patch, unpatch
 from primal_attention.patching.penalty import KSVDMixin, trainer_callback
 from primal_attention.patching.plan import Plan, plan
+from primal_attention.patching.report import DistillReport
 from primal_attention.patching.saving import load_patched, save_patched
 
 __all__ = [
+    "DistillReport",
     "KSVDMixin",
     "Plan",
+    "distill",
     "load_patched",
     "patch",
     "plan",

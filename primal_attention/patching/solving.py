@@ -1,0 +1,154 @@
+"""Least squares from streamed sums: ridge, and reduced rank in blocks.
+
+Only second moments of the data are kept, in float64: no feature and no target is.
+
+Letters: T tokens, F features, D outputs, K blocks, R rank.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Ridge penalties to choose from, as fractions of each feature's own second moment."""
+
+_SWEEPS = 4
+
+
+class Moments(NamedTuple):
+    """Second moments of features and targets."""
+
+    gram: Tensor  # [F, F]
+    cross: Tensor  # [F, D]
+
+
+class StreamedSums:
+    """Sums over tokens of features [T, F] and targets [T, D], in two halves."""
+
+    def __init__(self) -> None:
+        self._halves = [_Half(), _Half()]
+
+    def add(self, features: Tensor, targets: Tensor) -> None:
+        """Count more tokens in, with whichever half has fewer."""
+        min(self._halves, key=lambda half: half.num_tokens).add(features, targets)
+
+    def moments(self, *, centred: bool) -> Moments:
+        """The second moments; of what differs from the means where ``centred``."""
+        return self._whole().moments(centred=centred)
+
+    def means(self) -> tuple[Tensor, Tensor]:
+        """The means of features [F] and of targets [D]."""
+        whole = self._whole()
+        return whole.sums[2] / whole.num_tokens, whole.sums[3] / whole.num_tokens
+
+    def penalty(self, *, centred: bool) -> float:
+        """The ridge penalty with which each half predicts the other best."""
+        one, other = self._halves
+        if not other.num_tokens:
+            return PENALTIES[-1]
+        halves = one.moments(centred=centred), other.moments(centred=centred)
+
+        def error(penalty: float) -> float:
+            return sum(
+                _error(ridge(fitted, penalty), seen) for fitted, seen in (halves, halves[::-1])
+            )
+
+        return min(PENALTIES, key=error)
+
+    def _whole(self) -> _Half:
+        one, other = self._halves
+        whole = _Half()
+        whole.sums = (
+            [a + b for a, b in zip(one.sums, other.sums, strict=True)] if other.sums else one.sums
+        )
+        whole.num_tokens = one.num_tokens + other.num_tokens
+        return whole
+
+
+class _Half:
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.sums: list[Tensor] = []
+
+    def add(self, features: Tensor, targets: Tensor) -> None:
+        f, y = features.double(), targets.double()
+        new = [f.mT @ f, f.mT @ y, f.sum(0), y.sum(0)]
+        self.sums = [a + b for a, b in zip(self.sums, new, strict=True)] if self.sums else new
+        self.num_tokens += len(y)
+
+    def moments(self, *, centred: bool) -> Moments:
+        gram, cross, f, y = self.sums
+        if not centred:
+            return Moments(gram, cross)
+        n = max(self.num_tokens, 1)
+        return Moments(gram - torch.outer(f, f) / n, cross - torch.outer(f, y) / n)
+
+
+def ridge(moments: Moments, penalty: float) -> Tensor:
+    """The map [F, D] from features to targets with the least penalised squared error."""
+    gram, cross = moments
+    scale = gram.diagonal().clamp(min=1e-300).sqrt()
+    correlation = gram / torch.outer(scale, scale)
+    correlation.diagonal().add_(penalty)
+    standard: Tensor = torch.linalg.solve(correlation, cross / scale[:, None])
+    return standard / scale[:, None]
+
+
+def _error(fitted: Tensor, moments: Moments) -> float:
+    """The squared error of a map, up to the sum of squares of the targets."""
+    return float((fitted * (moments.gram @ fitted - 2 * moments.cross)).sum())
+
+
+class LowRank(NamedTuple):
+    """A map of low rank, ``inner @ outer``."""
+
+    inner: Tensor  # [F, R]
+    outer: Tensor  # [R, D], orthonormal rows
+
+
+def reduced_rank(moments: Moments, rank: int, penalty: float) -> LowRank:
+    """Ridge regression through R numbers: the fit, on its leading principal directions."""
+    full = ridge(moments, penalty)
+    energy = full.mT @ moments.gram @ full
+    leading = torch.linalg.eigh(energy).eigenvectors[:, -rank:].flip(-1)
+    return LowRank(full @ leading, leading.mT)
+
+
+def low_rank_blocks(moments: Moments, num_blocks: int, rank: int, penalty: float) -> Tensor:
+    """Maps [K, F, R] whose blocks of numbers, put side by side, predict the targets well.
+
+    Each block in turn is fitted to what the others leave, and all of them so many times over.
+
+    Args:
+        moments: Of all features at once, [K F, K F] and [K F, D].
+        num_blocks: The number K of blocks.
+        rank: How many numbers a block may have.
+        penalty: Of the ridge regressions.
+    """
+    F, D = moments.gram.shape[-1] // num_blocks, moments.cross.shape[-1]
+    maps = moments.cross.new_zeros(num_blocks, F, D)
+    inner = moments.cross.new_zeros(num_blocks, F, rank)
+    for block in [*range(num_blocks)] * _SWEEPS:
+        rows = slice(block * F, (block + 1) * F)
+        gram = moments.gram[rows, rows]
+        explained = moments.gram[rows] @ maps.flatten(0, 1) - gram @ maps[block]
+        inner[block], outer = reduced_rank(
+            Moments(gram, moments.cross[rows] - explained), rank, penalty
+        )
+        maps[block] = inner[block] @ outer
+    return inner
+
+
+def compressed(moments: Moments, inner: Tensor) -> Moments:
+    """The moments of the numbers that block maps [K, F, R] make of their features."""
+    whole = block_diagonal(inner)
+    return Moments(whole.mT @ moments.gram @ whole, whole.mT @ moments.cross)
+
+
+def block_diagonal(blocks: Tensor) -> Tensor:
+    """Blocks [K, F, R] along the diagonal of one matrix [K F, K R]."""
+    whole: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+    return whole

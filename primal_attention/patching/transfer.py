@@ -1,0 +1,171 @@
+"""Short training of the patched layers towards the attentions that they replace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from primal_attention.objectives import ksvd_loss
+from primal_attention.patching.adapter import PatchedAttention
+from primal_attention.patching.batches import Batch, BatchStream
+from primal_attention.patching.matching import (
+    OUTPUTS,
+    Pair,
+    Spread,
+    relative_error,
+    targets_of,
+)
+
+CHECKS = 6
+"""How often a stage is measured on held-out batches."""
+PATIENCE = 3
+"""A stage stops after so many measurements without a better one."""
+_SMALLEST_STEP, _RISE = 1e-3, 0.2
+
+
+class Event(NamedTuple):
+    """Where a transfer stands."""
+
+    stage: str
+    done: int  # steps of the stage
+    total: int
+    error: float | None  # held-out, where it was just measured
+
+
+Progress = Callable[[Event], None]
+
+
+class Goal(NamedTuple):
+    """What a stage of training tries to match."""
+
+    stage: str
+    own_inputs: bool  # of the student; else each layer gets the teacher's
+    outputs: bool  # the outputs of the model too
+    eta: float
+
+    def loss(self, pair: Pair, batch: Batch, variances: Mapping[str, float]) -> Tensor:
+        """Relative errors, the mean over the layers, plus eta times the KSVD objective."""
+        taught = pair.teach(batch)
+        made = pair.on_own_inputs(batch) if self.own_inputs else pair.on_teachers_inputs(taught)
+        errors = {
+            name: _mean(
+                relative_error(y, target, variances[name])
+                for y, target in zip(ys, targets_of(taught, name, ys), strict=True)
+            )
+            for name, ys in made.items()
+        }
+        loss = _mean(errors[name] for name in pair.layers)
+        if self.outputs:
+            loss = loss + errors[OUTPUTS]
+        return loss + self.eta * ksvd_loss(pair.student) if self.eta else loss
+
+    def error(self, measured: Mapping[str, Spread]) -> float:
+        """What is to fall on held-out batches."""
+        if self.own_inputs:
+            return measured[OUTPUTS].error
+        errors = [spread.error for name, spread in measured.items() if name != OUTPUTS]
+        return sum(errors) / len(errors)
+
+
+class Trainer:
+    """Trains the layers of a student, and keeps what was best on held-out batches."""
+
+    def __init__(self, pair: Pair, valid: list[Batch], lr: float, progress: Progress | None):
+        self.pair, self.valid, self.lr = pair, valid, lr
+        self.progress = progress or (lambda event: None)
+        self.parameters = [p for layer in pair.layers.values() for p in layer.parameters()]
+
+    def run(self, goal: Goal, stream: BatchStream, steps: int, start: Mapping[str, Spread]) -> int:
+        """Take so many steps, fewer where they do not help; how many were taken."""
+        variances = {name: spread.variance for name, spread in start.items()}
+        optimizer, schedule = self._optimizer(steps)
+        best, best_state, worse, done = goal.error(start), self._state(), 0, 0
+        every = max(1, steps // CHECKS)
+        for done, batch in enumerate(stream.take(steps), 1):
+            self._step(goal.loss(self.pair, batch, variances), optimizer, schedule, done)
+            error = None
+            if done % every == 0 or done == steps:
+                error = goal.error(self.pair.measure(self.valid))
+                worse = 0 if error < best else worse + 1
+                if error < best:
+                    best, best_state = error, self._state()
+            self.progress(Event(goal.stage, done, steps, error))
+            if worse >= PATIENCE:
+                break
+        self._restore(best_state)
+        return done
+
+    def _step(
+        self,
+        loss: Tensor,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler,
+        number: int,
+    ) -> None:
+        if not bool(loss.isfinite()):
+            raise ValueError(
+                f"the loss is {float(loss.detach())} at step {number}; try a smaller lr "
+                f"than {self.lr}, and look for inputs that are not finite"
+            )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+
+    def _optimizer(
+        self, steps: int
+    ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        """AdamW with one cycle; a step changes a tensor in proportion to its own size."""
+        groups = [{"params": [p], "lr": self.lr * _size(p)} for p in self.parameters]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cycle, steps))
+
+    def _state(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.parameters]
+
+    @torch.no_grad()
+    def _restore(self, state: list[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, state, strict=True):
+            parameter.copy_(value)
+
+
+@contextmanager
+def only_layers_learn(
+    model: nn.Module, layers: Mapping[str, PatchedAttention], *, training: bool
+) -> Iterator[None]:
+    """Gradients for the layers alone, the rest in evaluation mode; then all as it was."""
+    modes = {module: module.training for module in model.modules()}
+    learns = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    model.eval().requires_grad_(False)
+    for layer in layers.values():
+        layer.train(training).requires_grad_(True)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for parameter, learn in learns.items():
+            parameter.requires_grad_(learn)
+            parameter.grad = None
+
+
+def _cycle(steps: int, done: int) -> float:
+    """One cycle: up in a line for a fifth of the steps, then down along a cosine."""
+    place = (done + 1) / (steps + 1)
+    if place < _RISE:
+        return place / _RISE
+    return 0.5 * (1 + math.cos(math.pi * (place - _RISE) / (1 - _RISE)))
+
+
+def _size(parameter: Tensor) -> float:
+    return max(float(parameter.detach().square().mean().sqrt()), _SMALLEST_STEP)
+
+
+def _mean(values: Iterator[Tensor]) -> Tensor:
+    return torch.stack(list(values)).mean()
