@@ -102,7 +102,7 @@ def test_cross_attention_of_a_decoder(attention):
     assert not torch.allclose(run(x, memory.flip(0)), y, atol=1e-3)
 
 
-@pytest.mark.parametrize("attention", READS_OTHER_QUERIES)
+@pytest.mark.parametrize("attention", sorted(READS_OTHER_QUERIES))
 def test_mechanisms_that_sum_over_queries_are_refused_as_cross_attention(host, attention):
     with pytest.raises(ValueError, match="sums over all queries"):
         patch(Decoder(), attention, "all")
