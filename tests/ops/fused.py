@@ -80,11 +80,14 @@ class Build(NamedTuple):
     shared: int  # bytes of shared memory
 
 
-def built_for_hopper(*cases: str) -> list[Build]:
-    """What each case would launch on a Hopper GPU."""
-    program = Path(__file__).parent / "hopper_primal.py"
+def built_for_hopper(program: str, *cases: str) -> list[Build]:
+    """What each case would launch on a Hopper GPU, from a file of this folder run as a program."""
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    missing = [name for name in ("ptxas", "cuobjdump") if not (tools / name).exists()]
+    if missing:
+        pytest.skip(f"this Triton comes without {' and '.join(missing)}")
     result = subprocess.run(
-        [sys.executable, program, *cases],
+        [sys.executable, Path(__file__).parent / program, *cases],
         capture_output=True,
         text=True,
         check=False,
@@ -92,10 +95,12 @@ def built_for_hopper(*cases: str) -> list[Build]:
     )
     assert result.returncode == 0, result.stderr
     rows = [line.split() for line in result.stdout.splitlines()]
-    return [Build(case, name, *map(int, numbers)) for case, name, *numbers in rows]
+    builds = [Build(case, name, *map(int, numbers)) for case, name, *numbers in rows]
+    assert {build.case for build in builds} == set(cases)
+    return builds
 
 
-def assert_fits(build: Build) -> None:
-    """Nothing spilled in the half precisions, and no more shared memory than there is."""
+def assert_fits(build: Build, *, spilled: int = 0) -> None:
+    """No more spilled than so many bytes of a thread, no more shared memory than there is."""
     assert build.shared <= 227 << 10, build
-    assert build.stack == 0 or "float32" in build.case, build
+    assert build.stack <= spilled, build

@@ -283,10 +283,8 @@ def test_they_fit_a_hopper_gpu():
         "primal:128:bfloat16:0",
         "primal:256:bfloat16:1",
     ]
-    builds = built_for_hopper(*cases)
-    assert {build.case for build in builds} == set(cases)
-    for build in builds:
-        assert_fits(build)
+    for build in built_for_hopper("hopper_primal.py", *cases):
+        assert_fits(build, spilled=64 if "float32" in build.case else 0)
 
 
 @pytest.mark.parametrize("device", DEVICES[1:])  # it takes gigabytes, and hours interpreted
