@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +20,19 @@ from primal_attention.models import (
 )
 from primal_attention.models.leaking import PaddingLeaks
 from primal_attention.tasks import Sizes
+from primal_attention.training.radam import LeanRAdam
 from primal_attention.training.recipe import Recipe
 
-_OPTIMIZERS: dict[str, type[Optimizer]] = {
+_OPTIMIZERS: dict[str, Any] = {
     "radam": torch.optim.RAdam,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-_FUSED = ("adam", "adamw")  # on a GPU one pass over the parameters
+_REPLAYED: dict[str, Any] = {  # on a GPU, with few passes over the parameters
+    "radam": LeanRAdam,
+    "adam": partial(torch.optim.Adam, fused=True),
+    "adamw": partial(torch.optim.AdamW, fused=True),
+}
 
 
 def build_model(recipe: Recipe, sizes: Sizes) -> Any:
@@ -119,6 +125,6 @@ def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = Fals
         "eps": recipe.adam_eps,
         "capturable": capturable,
     }
-    if capturable and recipe.optimizer in _FUSED:
-        settings["fused"] = True
-    return _OPTIMIZERS[recipe.optimizer](parameters, **settings)  # type: ignore[arg-type]
+    kinds = _REPLAYED if capturable else _OPTIMIZERS
+    optimizer: Optimizer = kinds[recipe.optimizer](parameters, **settings)
+    return optimizer

@@ -46,7 +46,7 @@ def gradients(
     leaves = [None if x is None else x.detach().requires_grad_() for x in inputs]
     outputs = list(function(*leaves))
     pairs = [
-        (output, randn(*output.shape, seed=90 + i, dtype=output.dtype))
+        (output, randn(*output.shape, seed=90 + i, dtype=output.dtype).to(output.device))
         for i, output in enumerate(outputs)
         if output.requires_grad
     ]

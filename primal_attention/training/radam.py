@@ -1,0 +1,86 @@
+"""RAdam in few launches, for steps that are replayed as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class LeanRAdam(torch.optim.RAdam):
+    """The updates and the state of ``torch.optim.RAdam``, with the step's factors computed once.
+
+    They depend on the number of the step alone, which all parameters share: each of them has a
+    gradient in every step, or in none. Nothing waits for the device.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update."""
+        for group in self.param_groups:
+            moments = [moment for moment in self._moments(group) if moment.gradient is not None]
+            if moments:
+                _update(group, *(list(each) for each in zip(*moments, strict=True)))
+
+    def _moments(self, group: dict[str, Any]) -> Iterator[_Moments]:
+        for parameter in group["params"]:
+            state = self.state[parameter]
+            if parameter.grad is not None and not state:
+                state["step"] = torch.zeros((), device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            names = "step", "exp_avg", "exp_avg_sq"
+            yield _Moments(parameter, parameter.grad, *(state.get(name) for name in names))
+
+
+class _Moments(NamedTuple):
+    parameter: Tensor
+    gradient: Tensor | None
+    step: Tensor
+    first: Tensor
+    second: Tensor
+
+
+def _update(
+    group: dict[str, Any],
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    steps: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+) -> None:
+    """Theta -= m (adaptive / (sqrt(v) + eps) + plain)."""
+    beta1, beta2 = group["betas"]
+    if group["weight_decay"]:
+        gradients = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
+    torch._foreach_add_(steps, 1)
+    torch._foreach_lerp_(first, gradients, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+    factors = _factors(steps[0].double(), group["lr"], beta1, beta2)
+    adaptive, plain = (factor.to(parameters[0].dtype) for factor in factors)
+    sizes = list(torch._foreach_sqrt(second))
+    torch._foreach_add_(sizes, group["eps"])
+    torch._foreach_reciprocal_(sizes)
+    torch._foreach_mul_(sizes, adaptive)
+    torch._foreach_add_(sizes, plain)
+    torch._foreach_addcmul_(parameters, first, sizes, -1)
+
+
+def _factors(t: Tensor, lr: float | Tensor, beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
+    """Of the update with the second moments, and of that without; one of them is zero.
+
+    The second moments are used from where their average is long enough (rho > 5), and then
+    rectified. Float32 would leave few digits of rho at first, a small difference of large numbers.
+    """
+    decay = beta2**t
+    rho_end = 2 / (1 - beta2) - 1
+    rho = rho_end - 2 * t * decay / (1 - decay)
+    rate = lr / (1 - beta1**t)
+    end = (rho_end - 4) * (rho_end - 2) / rho_end
+    rectified = torch.sqrt((rho - 4) * (rho - 2) / (rho * end) * (1 - decay))
+    is_long = rho > 5
+    zero = torch.zeros_like(rate)
+    return torch.where(is_long, rate * rectified, zero), torch.where(is_long, zero, rate)
