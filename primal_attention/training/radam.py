@@ -65,7 +65,7 @@ def _update(
     torch._foreach_add_(sizes, group["eps"])
     torch._foreach_reciprocal_(sizes)
     torch._foreach_mul_(sizes, adaptive)
-    torch._foreach_add_(sizes, plain)
+    torch._foreach_add_(sizes, plain, alpha=1)  # without alpha it would be read as a number
     torch._foreach_addcmul_(parameters, first, sizes, -1)
 
 
