@@ -74,10 +74,15 @@ class Tokens(NamedTuple):
 
     def num_real(self) -> Tensor:
         """How many real tokens each sequence has, [B], in the accumulation dtype."""
-        dtype = accumulation_dtype(self.x.dtype)
-        if self.mask is None:
-            return torch.full(self.x.shape[:1], self.x.shape[1], dtype=dtype, device=self.x.device)
-        return self.mask.sum(1, dtype=dtype)
+        return num_real(self.x, self.mask)
+
+
+def num_real(x: Tensor, mask: Tensor | None) -> Tensor:
+    """How many real tokens each sequence of x [B, N, ...] has, [B], in the accumulation dtype."""
+    dtype = accumulation_dtype(x.dtype)
+    if mask is None:
+        return torch.full(x.shape[:1], x.shape[1], dtype=dtype, device=x.device)
+    return mask.sum(1, dtype=dtype)
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tokens:

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from primal_attention.attention.causal import (
-    DualInputs,
-    PrimalState,
-    dual_outputs,
-    mean_sides,
-)
-from primal_attention.attention.features import FeaturePair, Side
+from primal_attention.attention.causal import PrimalState
+from primal_attention.attention.features import FeaturePair
 from primal_attention.attention.folded import FoldedPrimalAttention, fold_static
-from primal_attention.attention.masks import (
-    Tokens,
-    check_inputs,
-    real_tokens,
-    zero_padding,
-)
+from primal_attention.attention.masks import Tokens, check_inputs, real_tokens, zero_padding
 from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.options import (
     check_choice,
@@ -36,30 +25,26 @@ from primal_attention.attention.options import (
     check_probabilities,
     check_sizes,
 )
-from primal_attention.attention.packing import PackedProjection, packed_projection, projected
+from primal_attention.attention.packed import (
+    Sequences,
+    check_alone,
+    packed_sequences,
+    position_wise_pass,
+)
+from primal_attention.attention.packing import packed_projection, projected
+from primal_attention.attention.passes import (
+    Parts,
+    Pass,
+    Projected,
+    bidirectional_pass,
+    causal_pass,
+    projected_pass,
+)
 from primal_attention.attention.released import read_released
 from primal_attention.attention.statistics import KSVDLayer, ksvd_statistics
-from primal_attention.attention.weights import (
-    ProjectionWeights,
-    dual_moment,
-    sampled_weights,
-    token_mean,
-)
 from primal_attention.feature_maps import FeatureMapSpec
-from primal_attention.ops.collapse import collapse
 from primal_attention.ops.landmarks import Landmarks, choose_landmarks
-from primal_attention.ops.primal import PrimalResult, collapsed_attention, gram
-from primal_attention.ops.projected import projected_attention
 from primal_attention.precision import accumulation_dtype
-
-
-class _Pass(NamedTuple):
-    """One run over a sequence, up to the output projection."""
-
-    out: Tensor  # [B, N, H, C]
-    weights: ProjectionWeights
-    gram_q: Tensor  # [B, H, P, P]; empty unless asked for
-    gram_k: Tensor
 
 
 class PrimalAttention(KSVDLayer):
@@ -189,12 +174,25 @@ class PrimalAttention(KSVDLayer):
         *,
         token_mask: Tensor | None = None,
         context_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """Attention outputs [B, N, D] of x [B, N, D], zero at padded positions.
 
         Masks are bool [B, N], True at real tokens. With a context (sampled and dual weights only)
         the landmarks and the key side of the kernel come from it.
+
+        With ``cu_seqlens`` (int32 or int64 [B + 1], from 0 to T, never decreasing) x [T, D] or
+        [1, T, D] holds B sequences one after the other, and so do the outputs. ``max_seqlen`` is
+        the length of the longest or more; without it a GPU has to be waited for, which neither
+        ``torch.compile`` nor a CUDA graph allows. What ``cu_seqlens`` holds is checked on a CPU
+        alone, for the same reason.
         """
+        if cu_seqlens is not None:
+            check_alone(context=context, token_mask=token_mask, context_mask=context_mask)
+            return self._packed(x, packed_sequences(x, cu_seqlens, max_seqlen, self.dim))
+        if max_seqlen is not None:
+            raise ValueError(f"max_seqlen={max_seqlen} was given without cu_seqlens")
         self._check_inputs(x, context, token_mask, context_mask)
         tokens = real_tokens(x, token_mask)
         source = tokens if context is None else real_tokens(context, context_mask)
@@ -203,13 +201,8 @@ class PrimalAttention(KSVDLayer):
         else:
             run = self._bidirectional(tokens, source)
         if self.training:
-            # Before the output projection: a sharded layer gathers its parameters again when the
-            # gradient of its output arrives, and these nodes must run after that.
-            parameters = None if self.weights == "dual" else (self.w_e, self.w_r)
             num_queries = tokens.num_real()
-            num_keys = num_queries if source is tokens else source.num_real()
-            grams, counts = (run.gram_q, run.gram_k), (num_queries, num_keys)
-            self.record(ksvd_statistics(run.weights, parameters, self.lambda_diag, grams, counts))
+            self._record(run, num_queries, num_queries if source is tokens else source.num_real())
         return self._output(run.out, tokens)
 
     def init_state(self, batch_size: int) -> PrimalState:
@@ -269,115 +262,60 @@ class PrimalAttention(KSVDLayer):
             f"causal={self.causal}, scores={self.scores!r}"
         )
 
-    def _bidirectional(self, tokens: Tokens, source: Tokens) -> _Pass:
+    def _causal(
+        self, tokens: Tokens, state: PrimalState | None, *, grams: bool
+    ) -> tuple[Pass, PrimalState]:
+        """The tokens that follow a state, and the state after them."""
+        state = self.init_state(tokens.x.shape[0]) if state is None else state
+        return causal_pass(self._parts(), self._project(tokens), state, grams=grams)
+
+    def _bidirectional(self, tokens: Tokens, source: Tokens) -> Pass:
         """Queries of the tokens, keys of the source; the same sequence in self-attention."""
-        crossing = source is not tokens
+        parts, landmarks, crossing = self._parts(), self._landmarks(source), source is not tokens
         if not crossing and not self.features.has_modules and self.weights != "dual":
             projection = packed_projection(tokens.x, self.q_proj, self.k_proj)
             if projection is not None:
-                return self._projected(tokens, projection)
-        key_sum = self._key_sum(source)
-        queries, keys = self._sides(tokens.x, key_sum)
-        source_keys = self._keys(source.x, key_sum) if crossing else keys
-        weights = self._weights_given(tokens, queries, source, source_keys)
-        grams = self.training, self.training and not crossing
-        result = self._attend(queries, keys, weights, tokens.mask, grams)
-        gram_k = result.gram_k
-        if self.training and crossing:
-            gram_k = _gram(source_keys, source.mask)
-        return _Pass(result.out, weights, result.gram_q, gram_k)
+                return projected_pass(parts, tokens, projection, landmarks, grams=self.training)
+        here = self._project(tokens)
+        there = self._project(source, context=True) if crossing else here
+        return bidirectional_pass(parts, here, there, landmarks, grams=self.training)
 
-    def _projected(self, tokens: Tokens, projection: PackedProjection) -> _Pass:
-        """Static or sampled self-attention, with both projections in the same op."""
-        landmarks = self._landmarks(tokens) if self.weights == "sampled" else None
-        map_q, map_k = self.features.names
-        result = projected_attention(
-            tokens.x,
-            *projection,
-            self.w_e,
-            self.w_r,
-            *self._score_maps(),
-            self.score_proj.bias,
-            landmarks,
-            token_mask=tokens.mask,
-            map_q=map_q,
-            map_k=map_k,
-            gram_q=self.training,
-            gram_k=self.training,
-        )
-        weights = ProjectionWeights(result.e, result.r, landmarks)
-        return _Pass(result.out, weights, result.gram_q, result.gram_k)
+    def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """Outputs of packed sequences, in the shape of x."""
+        tokens = Tokens(x.reshape(1, -1, self.dim), None)
+        if self.weights == "static" and not self.causal and not self.features.normalised:
+            flat = self._project(tokens)
+            run = position_wise_pass(self._parts(), flat, sequences, grams=self.training)
+        else:
+            run = self._padded(tokens, sequences)
+        if self.training:
+            lengths = sequences.lengths().to(accumulation_dtype(x.dtype))
+            self._record(run, lengths, lengths)
+        return self._output(run.out, tokens).view_as(x)
 
-    def _causal(
-        self, tokens: Tokens, state: PrimalState | None, *, grams: bool
-    ) -> tuple[_Pass, PrimalState]:
-        """The tokens that follow a state, and the state after them."""
-        x, mask = tokens
-        state = self.init_state(x.shape[0]) if state is None else state
-        q, k = self._heads(self.q_proj(x)), self._heads(self.k_proj(x))
-        if self.weights == "static":
-            sides, state = mean_sides(self.features, q, k, state, mask)
-            weights = ProjectionWeights(self.w_e, self.w_r)
-            result = self._attend(sides.queries, sides.keys, weights, mask, (grams, grams))
-            return _Pass(result.out, weights, result.gram_q, result.gram_k), state
-        inputs = DualInputs(q, k, self._dual_variables(x))
-        maps, bias = self._score_maps(), self.score_proj.bias
-        dual, state = dual_outputs(self.features, inputs, state, maps, bias, mask, grams=grams)
-        n = state.num_tokens
-        weights = ProjectionWeights(token_mean(state.k_side, n), token_mean(state.q_side, n))
-        return _Pass(dual.out, weights, dual.gram_q, dual.gram_k), state
+    def _padded(self, tokens: Tokens, sequences: Sequences) -> Pass:
+        """A run over packed sequences that pads what the projections give."""
+        parts, padding = self._parts(), sequences.padding()
+        projected = padding.projected(self._project(tokens))
+        if self.causal:
+            state = self.init_state(sequences.number)
+            run, _ = causal_pass(parts, projected, state, grams=self.training)
+        else:
+            if self.weights == "sampled":
+                tokens = Tokens(padding.pad(tokens.x), padding.mask)
+            landmarks = self._landmarks(tokens)
+            run = bidirectional_pass(parts, projected, projected, landmarks, grams=self.training)
+        return run._replace(out=padding.unpad(run.out))
 
-    def _weights_given(
-        self, tokens: Tokens, queries: Side, source: Tokens, source_keys: Side
-    ) -> ProjectionWeights:
-        """Weights given the sequences: W_e from the keys' side, W_r from the queries' (eq. 14)."""
-        if self.weights == "static":
-            return ProjectionWeights(self.w_e, self.w_r)
-        if self.weights == "sampled":
-            landmarks = self._landmarks(source)
-            return sampled_weights(landmarks, self.w_e, self.w_r, *self._score_maps())
-        h_e, h_r = self._dual_variables(tokens.x).unbind(2)
-        if source is not tokens:
-            _, h_r = self._dual_variables(source.x).unbind(2)
-        return ProjectionWeights(
-            token_mean(dual_moment(source_keys, h_r, source.mask), source.num_real()),
-            token_mean(dual_moment(queries, h_e, tokens.mask), tokens.num_real()),
-        )
+    def _record(self, run: Pass, num_queries: Tensor, num_keys: Tensor) -> None:
+        """Keep what the objectives need.
 
-    def _landmarks(self, source: Tokens) -> Landmarks:
-        return choose_landmarks(
-            source.x,
-            self.num_landmarks,
-            token_mask=source.mask,
-            dropout=self.landmark_dropout if self.training else 0.0,
-            jitter=self.landmark_jitter if self.training else 0.0,
-        )
-
-    def _attend(
-        self,
-        queries: Side,
-        keys: Side,
-        weights: ProjectionWeights,
-        token_mask: Tensor | None,
-        grams: tuple[bool, bool],
-    ) -> PrimalResult:
-        return collapsed_attention(
-            queries.z,
-            keys.z,
-            *self._collapsed(weights),
-            self.score_proj.bias,
-            token_mask=token_mask,
-            map_q=queries.feature_map,
-            map_k=keys.feature_map,
-            gram_q=grams[0],
-            gram_k=grams[1],
-        )
-
-    def _collapsed(self, weights: ProjectionWeights) -> tuple[Tensor | None, Tensor | None]:
-        """A_e = W_{e|X} C_e and A_r; None where a side is not output."""
-        if weights.landmarks is not None:  # they came with the weights
-            return weights.a_e, weights.a_r
-        return collapse(weights.e, weights.r, *self._score_maps())
+        Before the output projection: a sharded layer gathers its parameters again when the gradient
+        of its output arrives, and these nodes must run after that.
+        """
+        grams, counts = (run.gram_q, run.gram_k), (num_queries, num_keys)
+        parameters = self._parts().parameters
+        self.record(ksvd_statistics(run.weights, parameters, self.lambda_diag, grams, counts))
 
     def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
         if self.features.has_modules:  # whose features, and so the outputs, have at least float32
@@ -388,27 +326,29 @@ class PrimalAttention(KSVDLayer):
     def _heads(self, projected: Tensor) -> Tensor:
         return rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
 
-    def _key_sum(self, source: Tokens) -> Tensor | None:
-        """What D-hat of a normalised map is made of; None for the other maps."""
-        if not self.features.normalised:
+    def _project(self, tokens: Tokens, *, context: bool = False) -> Projected:
+        """Queries, keys and dual variables; a context needs its queries for a normaliser alone."""
+        x, h = tokens.x, None
+        q = self._heads(self.q_proj(x)) if self.features.normalised or not context else None
+        if self.weights == "dual":
+            pattern = "b n (side h s) -> b n side h s"
+            h = rearrange(self.h_proj(x), pattern, side=2, h=self.num_heads)
+        return Projected(q, self._heads(self.k_proj(x)), h, tokens.mask)
+
+    def _parts(self) -> Parts:
+        parameters = None if self.weights == "dual" else (self.w_e, self.w_r)
+        return Parts(self.features, parameters, self._score_maps(), self.score_proj.bias)
+
+    def _landmarks(self, source: Tokens) -> Landmarks | None:
+        if self.weights != "sampled":
             return None
-        keys = self.features.keys(self._heads(self.k_proj(source.x)))
-        return self.features.key_sum(keys, source.mask)
-
-    def _sides(self, x: Tensor, key_sum: Tensor | None) -> tuple[Side, Side]:
-        queries = self.features.queries(self._heads(self.q_proj(x)))
-        keys = self.features.keys(self._heads(self.k_proj(x)))
-        return self.features.normalise(queries, keys, key_sum)
-
-    def _keys(self, source: Tensor, key_sum: Tensor | None) -> Side:
-        if self.features.normalised:
-            return self._sides(source, key_sum)[1]
-        return self.features.keys(self._heads(self.k_proj(source)))
-
-    def _dual_variables(self, x: Tensor) -> Tensor:
-        """H_e and H_r at each token, [B, N, 2, H, S]."""
-        h: Tensor = self.h_proj(x)
-        return rearrange(h, "b n (side h s) -> b n side h s", side=2, h=self.num_heads)
+        return choose_landmarks(
+            source.x,
+            self.num_landmarks,
+            token_mask=source.mask,
+            dropout=self.landmark_dropout if self.training else 0.0,
+            jitter=self.landmark_jitter if self.training else 0.0,
+        )
 
     def _score_maps(self) -> tuple[Tensor | None, Tensor | None]:
         """The parts C_e, C_r [S, C] of the score projection; None where a side is not output."""
@@ -435,7 +375,3 @@ class PrimalAttention(KSVDLayer):
     def _check_causal(self, method: str) -> None:
         if not self.causal:
             raise ValueError(f"{method} needs a layer built with causal=True")
-
-
-def _gram(side: Side, token_mask: Tensor | None) -> Tensor:
-    return gram(side.z, token_mask=token_mask, feature_map=side.feature_map)
