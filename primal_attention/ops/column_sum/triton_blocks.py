@@ -54,11 +54,11 @@ def _add_up(parts, total, number, layout):
     if parts is not None:
         size = layout[0]
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        sums = tl.zeros([BLOCK], tl.float32)
+        sums = tl.zeros([PARTS, BLOCK], tl.float32)
         for start in range(0, number, PARTS):
             part = start + tl.arange(0, PARTS)
             exists = (part < number)[:, None] & (place < size)[None, :]
             places = parts + part.to(tl.int64)[:, None] * size + place[None, :]
-            sums += tl.sum(tl.load(places, mask=exists, other=0.0), 0)
+            sums += tl.load(places, mask=exists, other=0.0)
         places = total + place // layout[1] * layout[2] + place % layout[1] * layout[3]
-        tl.store(places, sums.to(total.dtype.element_ty), mask=place < size)
+        tl.store(places, tl.sum(sums, 0).to(total.dtype.element_ty), mask=place < size)

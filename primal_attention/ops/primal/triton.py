@@ -63,8 +63,6 @@ BACKWARD = {
         32: Config(block=32, tile=32, num_warps=4, num_stages=2),
     },
 }
-# Where the sums of dq and dk over the tokens are wanted too, which take more registers.
-WITH_COLUMNS = {torch.bfloat16: {64: Config(block=64, tile=64, num_warps=8, num_stages=2)}}
 
 
 def takes(
@@ -156,28 +154,18 @@ def write_gradients(
     d_gram_k: Tensor | None,
     grads: list[Tensor | None],
     config: Config | None = None,
-    d_columns: Tensor | None = None,
 ) -> None:
-    """Write the gradients of q, k, a_e, a_r and bias, where they are not None.
-
-    And the sums of those of q and k over the tokens, [2, H, P].
-    """
+    """Write the gradients of q, k, a_e, a_r and bias, where they are not None."""
     if d_out is None:
         for grad in grads[2:]:
             if grad is not None:
                 grad.zero_()
-    width = _width(q, a_e, a_r)
-    wider = {} if d_columns is None else WITH_COLUMNS.get(q.dtype, {})
-    config = config or wider.get(width) or BACKWARD[q.dtype].get(width)
+    config = config or BACKWARD[q.dtype].get(_width(q, a_e, a_r))
     inputs = q, k, a_e, a_r, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k
     if config is not None:
-        _fused_backward(*inputs, grads, config, d_columns)
+        _fused_backward(*inputs, grads, config)
     else:
         _backward_by_side(*inputs, grads)
-        if d_columns is not None:
-            for total, dz in zip(d_columns, grads[:2], strict=True):
-                assert dz is not None
-                total.copy_(dz.sum((0, 1), dtype=torch.float32))
 
 
 def _fused_backward(
@@ -193,7 +181,6 @@ def _fused_backward(
     d_gram_k: Tensor | None,
     grads: list[Tensor | None],
     config: Config,
-    d_columns: Tensor | None,
 ) -> None:
     """All gradients in one pass."""
     dq, dk, da_e, da_r, d_bias = grads if d_out is not None else [*grads[:2], None, None, None]
@@ -201,9 +188,9 @@ def _fused_backward(
     a_e, a_r, d_gram_q, d_gram_k = contiguous(a_e, a_r, d_gram_q, d_gram_k)
     (B, N, H, P), C = q.shape, _columns(a_e, a_r)
     shares = shares_of(q, config)
-    numbers = B * shares.splits, B * shares.splits, shares.programs, B * shares.splits
-    totals = _shared(da_e), _shared(da_r), d_bias, d_columns
-    e_parts, r_parts, bias_parts, column_parts = (
+    numbers = B * shares.splits, B * shares.splits, shares.programs
+    totals = _shared(da_e), _shared(da_r), d_bias
+    e_parts, r_parts, bias_parts = (
         None if total is None else total.new_empty((number, *total.shape), dtype=torch.float32)
         for number, total in zip(numbers, totals, strict=True)
     )
@@ -217,12 +204,12 @@ def _fused_backward(
         backward_blocks[(shares.programs,)](
             z_q, z_k, a_e, a_r, mask_bytes(token_mask), d_rows, d_gram_q, d_gram_k,
             dq_rows, dk_rows, sums_e if e_parts is None else e_parts,
-            sums_r if r_parts is None else r_parts, bias_parts, column_parts,
+            sums_r if r_parts is None else r_parts, bias_parts,
             strides(z_q), strides(z_k), strides(d_rows), strides(dq_rows), strides(dk_rows),
             batch_stride(a_e), batch_stride(a_r), N, H, shares.splits, shares.tokens,
             P, C, map_q, map_k, DOTS[q.dtype], config.block, padded(P), padded(C), **config.launch,
         )  # fmt: skip
-    add_up(*zip((e_parts, r_parts, bias_parts, column_parts), totals, strict=True))
+    add_up(*zip((e_parts, r_parts, bias_parts), totals, strict=True))
 
 
 def _shared(da: Tensor | None) -> Tensor | None:

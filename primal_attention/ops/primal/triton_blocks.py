@@ -113,13 +113,13 @@ def _projection(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_blocks(
-    q, k, a_e, a_r, mask, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias, d_columns,
+    q, k, a_e, a_r, mask, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias,
     q_strides, k_strides, d_out_strides, dq_strides, dk_strides, a_e_stride, a_r_stride,
     N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T, of d_out and of dz."""
+    """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out."""
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
     q, dq = sequence_of(q, q_strides, b, h), sequence_of(dq, dq_strides, b, h)
     k = sequence_of(k, k_strides, b, h) if k is not None else None
@@ -134,8 +134,6 @@ def backward_blocks(
     sum_e = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
     sum_r = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
     sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
-    sum_q = tl.zeros([BLOCK_P], tl.float32)
-    sum_k = tl.zeros([BLOCK_P], tl.float32)
     for start in range(first, last, BLOCK_N):
         real = real_tokens(mask, b, N, start, last, BLOCK_N)
         d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
@@ -149,14 +147,12 @@ def backward_blocks(
             da_e is not None, d_gram_q is not None, P, BLOCK_P, MAP_Q, DOT,
         )  # fmt: skip
         store_rows(dq, dz, start, dq_strides[1], last, 0, P, BLOCK_P)
-        sum_q = _grown(sum_q, dz, d_columns)
         if k is not None:
             dz, sum_r = _side_backward(
                 k, start, k_strides[1], real, d_rows, proj_r, scale_r, both_k, scale_k, sum_r,
                 da_r is not None, d_gram_k is not None, P, BLOCK_P, MAP_K, DOT,
             )  # fmt: skip
             store_rows(dk, dz, start, dk_strides[1], last, 0, P, BLOCK_P)
-            sum_k = _grown(sum_k, dz, d_columns)
     program = tl.program_id(0).to(tl.int64)
     if da_e is not None:
         store_matrix(da_e + program * (P * C), tl.trans(sum_e), 0, P, C)
@@ -165,25 +161,6 @@ def backward_blocks(
     if d_bias is not None:
         c = tl.arange(0, BLOCK_C)
         tl.store(d_bias + program * C + c, tl.sum(sum_bias, 0), mask=c < C)
-    _store_columns(d_columns, sum_q, sum_k, program, H, P)
-
-
-@triton.jit
-def _grown(sums, rows, wanted):
-    """The sums of the columns with those of more rows, where these are wanted."""
-    if wanted is not None:
-        sums += tl.sum(rows, 0)
-    return sums
-
-
-@triton.jit
-def _store_columns(d_columns, sum_q, sum_k, program, H, P: tl.constexpr):
-    """Write the sums of dq and dk of this program, [B, splits, 2, H, P]."""
-    if d_columns is not None:
-        p = tl.arange(0, sum_q.shape[0])
-        place = d_columns + (program // H * (2 * H) + program % H) * P + p
-        tl.store(place, sum_q, mask=p < P)
-        tl.store(place + H * P, sum_k, mask=p < P)
 
 
 @triton.jit

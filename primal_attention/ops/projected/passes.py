@@ -25,7 +25,8 @@ class Passes(NamedTuple):
 
     weights: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # W_e, W_r, A_e and A_r
     attend: Callable[..., tuple[Tensor, Tensor, Tensor]]  # outputs and Gram matrices
-    write_gradients: Callable[..., None]  # of queries, keys, A_e, A_r, bias and shift
+    write_gradients: Callable[..., None]  # of queries, keys, A_e, A_r and bias
+    column_sum: Callable[[Tensor], Tensor]  # of the gradients of queries and keys
     add_gradients: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # of w_e, w_r, C_e and C_r
 
 
@@ -93,19 +94,18 @@ def compose_backward(
     """Gradients of the first eight inputs; empty where they are not given or not wanted."""
     sides = _given(a_e, c_e), _given(a_r, c_r)
     d_qk, da_e, da_r, d_bias = (_empty_like(qk, t) for t in (qk, *sides, bias))
-    d_shift = None if shift is None else shift.new_empty(qk.shape[2:])
     passes.write_gradients(
         *qk.unbind(2), *sides, bias, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k,
-        (*d_qk.unbind(2), da_e, da_r, d_bias), d_shift,
+        (*d_qk.unbind(2), da_e, da_r, d_bias),
     )  # fmt: skip
     rows = d_qk.flatten(2).flatten(0, 1)
+    d_shift = None if shift is None else passes.column_sum(rows)
     dx = (rows @ weight).view(x.shape).to(x.dtype) if of_x else None
     d_weight = rows.mT @ (tokens if tokens.numel() else x).flatten(0, 1) if of_weight else None
     d_sides = (_used(d_out, da_e, c_e), _used(d_out, da_r, c_r))
     d_small = passes.add_gradients(
         x, index, w_e, w_r, c_e, c_r, scale, e, r, d_e, d_r, *d_sides, dx
     )  # fmt: skip
-    d_shift = None if d_shift is None else d_shift.flatten()
     dx, d_weight, d_shift = (x.new_empty(0) if d is None else d for d in (dx, d_weight, d_shift))
     return dx, d_weight, d_shift, *d_small, d_bias
 
@@ -135,13 +135,9 @@ def weights_in_pieces(
     return e, r, *collapse_composed(e, r, c_e, c_r)
 
 
-def gradients_in_pieces(*given: Any) -> None:
-    """Write the gradients of q, k, a_e, a_r and bias, and those of q and k summed over tokens."""
-    grads, d_shift = given[-2:]
-    write_gradients(*given[:-1])
-    if d_shift is not None:
-        for total, dz in zip(d_shift, grads[:2], strict=True):
-            torch.sum(dz, (0, 1), out=total)
+def column_sum_in_pieces(rows: Tensor) -> Tensor:
+    """The sum over the rows of a matrix."""
+    return rows.sum(0)
 
 
 def add_gradients_in_pieces(
@@ -170,5 +166,9 @@ def add_gradients_in_pieces(
 
 
 IN_PIECES = Passes(
-    weights_in_pieces, forward_in_pieces, gradients_in_pieces, add_gradients_in_pieces
+    weights_in_pieces,
+    forward_in_pieces,
+    write_gradients,
+    column_sum_in_pieces,
+    add_gradients_in_pieces,
 )

@@ -12,6 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse import triton as collapse
+from primal_attention.ops.column_sum.triton import column_sum
 from primal_attention.ops.launch import padded
 from primal_attention.ops.primal import triton as primal
 from primal_attention.ops.projected.passes import (
@@ -62,15 +63,12 @@ def write_gradients(
     d_gram_q: Tensor | None,
     d_gram_k: Tensor | None,
     grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    d_shift: Tensor | None,
 ) -> None:
-    """Write the gradients of q, k, a_e, a_r and bias, and those of q and k summed over tokens."""
+    """Write the gradients of q, k, a_e, a_r and bias."""
     pairs = zip((q, k, a_e, a_r, bias), grads, strict=True)
     written = [None if t is None else grad for t, grad in pairs]
     given = d_out, d_gram_q, d_gram_k
-    primal.write_gradients(
-        q, k, a_e, a_r, token_mask, map_q, map_k, *given, written, d_columns=d_shift
-    )
+    primal.write_gradients(q, k, a_e, a_r, token_mask, map_q, map_k, *given, written)
 
 
 def add_gradients(
@@ -99,7 +97,7 @@ def add_gradients(
     return add_gradients_in_pieces(x, index, w_e, w_r, c_e, c_r, scale, *given, dx)
 
 
-FUSED = Passes(weights, primal.forward, write_gradients, add_gradients)
+FUSED = Passes(weights, primal.forward, write_gradients, column_sum, add_gradients)
 
 
 @exact
