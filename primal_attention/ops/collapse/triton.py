@@ -15,7 +15,7 @@ from primal_attention.ops.column_sum.triton_add_up import add_up
 from primal_attention.ops.launch import padded
 from primal_attention.ops.triton_launch import DOTS, contiguous, device_of
 
-_TILE = 32  # rows of W that one program takes, at most
+_TILE = 64  # rows of W that one program takes, at most
 
 
 def takes(w_e: Tensor, w_r: Tensor, c_e: Tensor | None, c_r: Tensor | None, *rest: Any) -> bool:
@@ -43,8 +43,9 @@ class MapSizes(NamedTuple):
 def map_sizes(P: int, S: int, c_e: Tensor | None, c_r: Tensor | None, tile: int) -> MapSizes:
     """Sizes of weights [P, S] and output maps [S, C]; many directions take shorter tiles."""
     C = max(0 if c is None else c.shape[1] for c in (c_e, c_r))
-    tile = min(padded(P), tile if S <= 64 else 16)
-    return MapSizes(P, S, C, tile, padded(S), min(padded(C), 32))
+    block = padded(S)
+    tile, columns = min(tile, max(2048 // block, 16)), 64 if block <= 32 else 32
+    return MapSizes(P, S, C, min(padded(P), tile), block, min(padded(C), columns))
 
 
 def map_strides(c: Tensor | None) -> tuple[int, ...]:
@@ -133,13 +134,9 @@ def pull_back(
     return parts
 
 
-def add_up_maps(
-    parts: list[Tensor | None],
-    d_maps: list[Tensor | None],
-    *others: tuple[Tensor | None, Tensor | None],
-) -> None:
-    """The gradients of C_e and C_r from their parts, and other sums with them."""
+def add_up_maps(parts: list[Tensor | None], d_maps: list[Tensor | None]) -> None:
+    """The gradients of C_e and C_r from their parts."""
     for part, d_map in zip(parts, d_maps, strict=True):
         if d_map is not None and part is None:
             d_map.zero_()
-    add_up(*zip(parts, d_maps, strict=True), *others)
+    add_up(*zip(parts, d_maps, strict=True))

@@ -1,4 +1,4 @@
-"""The sampled weights as fused ops: one launch forward, four backward.
+"""The sampled weights as fused ops: one launch forward, five backward.
 
 Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions,
 M landmarks.
@@ -20,6 +20,7 @@ from primal_attention.ops.collapse.triton import (
     map_strides,
     pull_back,
 )
+from primal_attention.ops.column_sum.triton_add_up import add_up
 from primal_attention.ops.launch import padded
 from primal_attention.ops.sampled.triton_blocks import (
     parameter_blocks,
@@ -43,7 +44,7 @@ DOTS = {
 }
 # Of blocks of landmarks; tiles are rows of W.
 CONFIGS = {
-    torch.bfloat16: Config(block=64, tile=64, num_warps=4, num_stages=2),
+    torch.bfloat16: Config(block=64, tile=64, num_warps=4, num_stages=2, programs=528),
     torch.float16: Config(block=32, tile=32, num_warps=4, num_stages=1),
     torch.float32: Config(block=32, tile=32, num_warps=4, num_stages=1),
 }
@@ -138,7 +139,8 @@ def add_gradients(
     w_parts = _parameter_parts(x, index, w_e, totals, sizes)
     dw = [w.new_empty(w.shape) for w in (w_e, w_r)]
     d_maps = [None if c is None else torch.empty_like(c) for c in (c_e, c_r)]
-    add_up_maps(c_parts, d_maps, *zip(w_parts, dw, strict=True))
+    add_up_maps(c_parts, d_maps)  # many parts of few entries; the others are few parts of many
+    add_up(*zip(w_parts, dw, strict=True))
     dc_e, dc_r = (e.new_empty(0) if dc is None else dc for dc in d_maps)
     dw_e, dw_r = dw
     return dw_e, dw_r, dc_e, dc_r
@@ -148,12 +150,12 @@ def _add_rows(
     index: Tensor, w_e: Tensor, w_r: Tensor, totals: list[Tensor], d_rows: Tensor, sizes: MapSizes
 ) -> None:
     """Add the gradients of the landmarks to those of their tokens."""
-    (P, S, _, tile, block, _), config = sizes, CONFIGS[d_rows.dtype]
+    P, S, _, tile, block, _ = sizes
     B, (H, M, _) = d_rows.shape[0], w_e.shape
     with device_of(d_rows):
         row_blocks[(B * H, -(-M // _NEARBY), sizes.tiles)](
             index, *contiguous(w_e, w_r), *totals, d_rows, strides(d_rows), H,
-            M, P, S, DOTS[d_rows.dtype], _NEARBY, padded(M), tile, block, **config.launch,
+            M, P, S, DOTS[d_rows.dtype], _NEARBY, padded(M), tile, block, num_warps=2 if block <= 32 else 4,
         )  # fmt: skip
 
 
