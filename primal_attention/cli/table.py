@@ -176,9 +176,11 @@ def _text(value: float | Estimate | None) -> str:
 def _notes(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str]:
     """What a reader has to know: where it is from, what is averaged, what is not shown."""
     common = [" ".join(value for _, value in key) for key in table.common_keys()]
+    on_test = any("test" in row["selection"] for row in rows)
     notes = [
         f"Ours: mean ± 95 % interval of Student's t (number of seeds), from {len(rows)} runs in "
-        f"{', '.join(map(str, files))}. The paper's protocol selects on the test cases.",
+        f"{', '.join(map(str, files))}."
+        + (" The paper's protocol selects on the test cases." if on_test else ""),
         f"Averages are over what every column has: {', '.join(common) or 'nothing'}.",
     ]
     hidden = [table.heading(each) for each in table.expected.headings if each not in table.columns]

@@ -125,7 +125,7 @@ def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None
     }
     console = Console(highlight=False, soft_wrap=True)
     for name, value in rows.items():
-        console.print(f"[bold]{name:15}[/]{value}")
+        console.print(f"[bold]{name:17}[/]{value}")
 
 
 def _printed(recipe: Recipe) -> dict[str, str]:
