@@ -1,8 +1,8 @@
-"""Projections that are plain affine maps: two as one product of matrices, or one by its own op."""
+"""Projections that are plain affine maps: all in one product of matrices, or one by its own op."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -13,35 +13,34 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class PackedProjection(NamedTuple):
-    """The parameters of both, in the dtype in which the tokens are projected."""
+    """The parameters one below the other, in the dtype in which the tokens are projected."""
 
-    weight: Tensor  # [2 D, D]
-    bias: Tensor | None  # [2 D]
+    weight: Tensor  # [R, D]
+    bias: Tensor | None  # [R]
 
 
-def packed_projection(x: Tensor, first: nn.Module, second: nn.Module) -> PackedProjection | None:
+def packed_projection(x: Tensor, *projections: nn.Module) -> PackedProjection | None:
     """The projections of x one below the other, or None where the modules must be called.
 
-    They are called where either is no plain ``nn.Linear``, as after quantisation or with adapters,
+    They are called where one is no plain ``nn.Linear``, as after quantisation or with adapters,
     or has hooks. Without gradients there is nothing to gain: it is the backward pass that becomes
     shorter.
     """
-    if not torch.is_grad_enabled() or not _alike(first, second):
+    plain = [each for each in projections if is_plain(each)]
+    if not torch.is_grad_enabled() or len(plain) < len(projections) or not _alike(plain):
         return None
-    assert isinstance(first, nn.Linear)
-    assert isinstance(second, nn.Linear)
-    dtype = projected_dtype(x, first.weight)
+    dtype = projected_dtype(x, plain[0].weight)
     if dtype is None:
         return None
-    weight = torch.cat((first.weight, second.weight)).to(dtype)
-    bias = None if first.bias is None else torch.cat((first.bias, second.bias)).to(dtype)
-    return PackedProjection(weight, bias)
+    weights: list[Tensor] = [each.weight for each in plain]
+    biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
+    bias = torch.cat(biases).to(dtype) if biases else None
+    return PackedProjection(torch.cat(weights).to(dtype), bias)
 
 
 def projected(x: Tensor, projection: nn.Module) -> Tensor:
     """The projection of x; with gradients on a GPU, by the op that is quick to sum its bias's."""
     if x.is_cuda and torch.is_grad_enabled() and is_plain(projection):
-        assert isinstance(projection, nn.Linear)
         dtype = projected_dtype(x, projection.weight)
         if dtype is not None and projection.bias is not None:
             return linear(x.to(dtype), projection.weight.to(dtype), projection.bias.to(dtype))
@@ -57,18 +56,13 @@ def projected_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
     return weight.dtype if x.dtype == weight.dtype else None
 
 
-def _alike(first: nn.Module, second: nn.Module) -> bool:
-    """Whether both are plain, with weights of one kind."""
-    return (
-        is_plain(first)
-        and is_plain(second)
-        and first.weight.dtype == second.weight.dtype
-        and first.weight.device == second.weight.device
-        and (first.bias is None) == (second.bias is None)
-    )
+def _alike(projections: list[nn.Linear]) -> bool:
+    """Whether their weights are of one kind, and all or none have a bias."""
+    kinds = {(each.weight.dtype, each.weight.device, each.bias is None) for each in projections}
+    return len(kinds) == 1
 
 
-def is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether it is nn.Linear itself, and calling it does nothing else."""
     hooked = any(getattr(module, name) for name in _HOOKS)
     return type(module) is nn.Linear and "forward" not in vars(module) and not hooked

@@ -22,7 +22,8 @@ from primal_attention.attention.weights import (
 from primal_attention.ops.collapse import collapse
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.primal import PrimalResult, collapsed_attention, gram
-from primal_attention.ops.projected import projected_attention
+from primal_attention.ops.projected import ProjectedResult, projected_attention
+from primal_attention.ops.projected_dual import projected_dual_attention
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Parts(NamedTuple):
     parameters: tuple[Tensor, Tensor] | None  # w_e, w_r; None for dual weights
     score_maps: tuple[Tensor | None, Tensor | None]  # C_e, C_r [S, C]; None where not output
     bias: Tensor | None  # [C]
+    num_heads: int
 
 
 class Projected(NamedTuple):
@@ -134,25 +136,53 @@ def projected_pass(
     projection: PackedProjection,
     landmarks: Landmarks | None,
     *,
+    causal: bool,
     grams: bool,
 ) -> Pass:
-    """Static or sampled self-attention, with both projections in the same op."""
+    """Self-attention with all projections in the same op; causal with static weights alone."""
+    result = _projected_result(parts, tokens, projection, landmarks, causal=causal, grams=grams)
+    weights = ProjectionWeights(result.e, result.r, landmarks)
+    return Pass(result.out, weights, result.gram_q, result.gram_k)
+
+
+def _projected_result(
+    parts: Parts,
+    tokens: Tokens,
+    projection: PackedProjection,
+    landmarks: Landmarks | None,
+    *,
+    causal: bool,
+    grams: bool,
+) -> ProjectedResult:
     map_q, map_k = parts.features.names
-    result = projected_attention(
+    if parts.parameters is None:
+        assert not causal
+        return projected_dual_attention(
+            tokens.x,
+            *projection,
+            *parts.score_maps,
+            parts.bias,
+            num_heads=parts.num_heads,
+            token_mask=tokens.mask,
+            map_q=map_q,
+            map_k=map_k,
+            gram_q=grams,
+            gram_k=grams,
+        )
+    return projected_attention(
         tokens.x,
         *projection,
-        *_given(parts.parameters),
+        *parts.parameters,
         *parts.score_maps,
         parts.bias,
         landmarks,
+        causal=causal,
         token_mask=tokens.mask,
         map_q=map_q,
         map_k=map_k,
         gram_q=grams,
         gram_k=grams,
     )
-    weights = ProjectionWeights(result.e, result.r, landmarks)
-    return Pass(result.out, weights, result.gram_q, result.gram_k)
 
 
 def causal_pass(

@@ -196,10 +196,7 @@ class PrimalAttention(KSVDLayer):
         self._check_inputs(x, context, token_mask, context_mask)
         tokens = real_tokens(x, token_mask)
         source = tokens if context is None else real_tokens(context, context_mask)
-        if self.causal:
-            run, _ = self._causal(tokens, None, grams=self.training)
-        else:
-            run = self._bidirectional(tokens, source)
+        run = self._run(tokens, source)
         if self.training:
             num_queries = tokens.num_real()
             self._record(run, num_queries, num_queries if source is tokens else source.num_real())
@@ -269,16 +266,28 @@ class PrimalAttention(KSVDLayer):
         state = self.init_state(tokens.x.shape[0]) if state is None else state
         return causal_pass(self._parts(), self._project(tokens), state, grams=grams)
 
-    def _bidirectional(self, tokens: Tokens, source: Tokens) -> Pass:
+    def _run(self, tokens: Tokens, source: Tokens) -> Pass:
         """Queries of the tokens, keys of the source; the same sequence in self-attention."""
         parts, landmarks, crossing = self._parts(), self._landmarks(source), source is not tokens
-        if not crossing and not self.features.has_modules and self.weights != "dual":
-            projection = packed_projection(tokens.x, self.q_proj, self.k_proj)
+        options = {"causal": self.causal, "grams": self.training}
+        if not crossing and self._is_one_op():
+            projection = packed_projection(tokens.x, *self._projections())
             if projection is not None:
-                return projected_pass(parts, tokens, projection, landmarks, grams=self.training)
+                return projected_pass(parts, tokens, projection, landmarks, **options)
+        if self.causal:
+            return self._causal(tokens, None, grams=self.training)[0]
         here = self._project(tokens)
         there = self._project(source, context=True) if crossing else here
         return bidirectional_pass(parts, here, there, landmarks, grams=self.training)
+
+    def _is_one_op(self) -> bool:
+        """Whether there is an op that begins with the tokens of such a layer."""
+        return not self.features.has_modules and not (self.causal and self.weights == "dual")
+
+    def _projections(self) -> list[nn.Module]:
+        """Those of the tokens, in the order in which the ops take them."""
+        dual = [self.h_proj] if self.weights == "dual" else []
+        return [self.q_proj, self.k_proj, *dual]
 
     def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
         """Outputs of packed sequences, in the shape of x."""
@@ -323,21 +332,22 @@ class PrimalAttention(KSVDLayer):
         y = projected(rearrange(out, "b n h c -> b n (h c)"), self.out_proj)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
-    def _heads(self, projected: Tensor) -> Tensor:
-        return rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
+    def _heads(self, x: Tensor, projection: nn.Module) -> Tensor:
+        return rearrange(projected(x, projection), "b n (h c) -> b n h c", h=self.num_heads)
 
     def _project(self, tokens: Tokens, *, context: bool = False) -> Projected:
         """Queries, keys and dual variables; a context needs its queries for a normaliser alone."""
         x, h = tokens.x, None
-        q = self._heads(self.q_proj(x)) if self.features.normalised or not context else None
+        q = self._heads(x, self.q_proj) if self.features.normalised or not context else None
         if self.weights == "dual":
             pattern = "b n (side h s) -> b n side h s"
-            h = rearrange(self.h_proj(x), pattern, side=2, h=self.num_heads)
-        return Projected(q, self._heads(self.k_proj(x)), h, tokens.mask)
+            h = rearrange(projected(x, self.h_proj), pattern, side=2, h=self.num_heads)
+        return Projected(q, self._heads(x, self.k_proj), h, tokens.mask)
 
     def _parts(self) -> Parts:
         parameters = None if self.weights == "dual" else (self.w_e, self.w_r)
-        return Parts(self.features, parameters, self._score_maps(), self.score_proj.bias)
+        maps, bias = self._score_maps(), self.score_proj.bias
+        return Parts(self.features, parameters, maps, bias, self.num_heads)
 
     def _landmarks(self, source: Tokens) -> Landmarks | None:
         if self.weights != "sampled":

@@ -1,4 +1,4 @@
-"""Queries and keys from one product of matrices, or from the modules where these must be called."""
+"""All projections in one product of matrices, or by the modules where these must be called."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def step(layer, x, **masks):
 
 
 def calls(layer, x):
-    """How often either projection was called as a module."""
+    """How often a projection of the tokens was called as a module."""
     count = []
     forward = nn.Linear.forward
     with pytest.MonkeyPatch.context() as patch:
@@ -40,19 +40,29 @@ def calls(layer, x):
             nn.Linear, "forward", lambda self, x: (count.append(self), forward(self, x))[1]
         )
         layer(x)
-    return sum(module in (layer.q_proj, layer.k_proj) for module in count)
+    return sum(module not in (layer.out_proj, layer.score_proj) for module in count)
+
+
+KINDS = {
+    "sampled": {"weights": "sampled"},
+    "static": {"weights": "static"},
+    "causal": {"weights": "static", "causal": True},
+    "dual": {"weights": "dual"},
+}
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("weights", ["sampled", "static"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scores", ["both", "e"])
-def test_packed_and_apart_agree(weights, scores, bias):
-    layer, x = layer_and_tokens(weights=weights, scores=scores, bias=bias)
+@pytest.mark.parametrize("feature_map", ["cosine", ("elu", "relu")])
+def test_packed_and_apart_agree(kind, scores, bias, feature_map):
+    options = {"scores": scores, "bias": bias, "feature_map": feature_map}
+    layer, x = layer_and_tokens(**KINDS[kind], **options)
     mask = torch.arange(N) < torch.tensor([[N], [N - 4]])
     assert calls(layer, x) == 0
     packed = step(layer, x, token_mask=mask)
     layer.q_proj.register_forward_hook(lambda *_: None)
-    assert calls(layer, x) == 2
+    assert calls(layer, x) == (3 if kind == "dual" else 2)
     for one, other in zip(packed, step(layer, x, token_mask=mask), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
@@ -64,6 +74,61 @@ def test_with_a_context():
     layer.k_proj.register_forward_hook(lambda *_: None)
     for one, other in zip(packed, step(layer, x, context=context), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_graph(kind):
+    """The compiler takes the layer as a whole, with the values of the layer itself."""
+    layer, x = layer_and_tokens(**KINDS[kind])
+    expected = step(layer, x)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    y = compiled(x)
+    loss = y.square().sum() + 0.1 * ksvd_loss(layer)
+    parameters = [x, *layer.parameters()]
+    actual = [y, *torch.autograd.grad(loss, parameters, materialize_grads=True)]
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_that_is_not_a_number(kind):
+    layer, x = layer_and_tokens(**KINDS[kind])
+    mask = torch.arange(N) < torch.tensor([[N], [N - 4]])
+    bad = torch.where(mask[:, :, None], x.detach(), float("nan")).requires_grad_()
+    for one, other in zip(
+        step(layer, bad, token_mask=mask), step(layer, x, token_mask=mask), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast(kind):
+    """The tokens keep their dtype, the projections have that of autocast, the sums float32."""
+    layer, x = layer_and_tokens(**KINDS[kind])
+    layer, x = layer.float(), x.detach().float().requires_grad_()
+    expected = step(layer, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert calls(layer, x) == 0
+        y = layer(x)
+        loss = y.float().square().sum() + 0.1 * ksvd_loss(layer)
+    parameters = [x, *layer.parameters()]
+    grads = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    assert y.dtype == torch.bfloat16
+    for one, other in zip([y, *grads], expected, strict=True):
+        assert (one - other).norm() < 0.1 * other.norm()
+
+
+@pytest.mark.parametrize("name", ["q_proj", "h_proj"])
+def test_hooks_of_any_dual_projection_are_honoured(name):
+    layer, x = layer_and_tokens(weights="dual")
+    getattr(layer, name).register_forward_hook(lambda *_: None)
+    assert calls(layer, x) == 3
+
+
+def test_a_causal_layer_without_an_op_for_it():
+    layer, x = layer_and_tokens(weights="dual", causal=True)
+    assert calls(layer, x) == 3
 
 
 def with_hook(layer):

@@ -51,11 +51,13 @@ def op(index=None, scale=1.0, **options):
     return function
 
 
-def dense(index=None, scale=1.0, *, token_mask=None, map_q="cosine", map_k="cosine"):
+def dense(index=None, scale=1.0, *, causal=False, token_mask=None, map_q="cosine", map_k="cosine"):
     """Token by token."""
 
     def function(x, weight, shift, w_e, w_r, c_e, c_r, bias):
         qk = x @ weight.mT if shift is None else x @ weight.mT + shift
+        if causal:
+            qk = means(qk, token_mask)
         q, k = (z.unflatten(-1, (H, P)) for z in qk.chunk(2, -1))
         if index is not None:
             rows = scale * torch.where(
@@ -69,9 +71,17 @@ def dense(index=None, scale=1.0, *, token_mask=None, map_q="cosine", map_k="cosi
     return function
 
 
-def whole(index=None, scale=1.0, *, token_mask=None, map_q="cosine", map_k="cosine"):
+def means(z, token_mask):
+    """Of the real tokens up to each."""
+    real = torch.ones(B, N, dtype=torch.bool) if token_mask is None else token_mask
+    up_to = real[:, None] & torch.ones(N, N, dtype=torch.bool).tril()
+    return up_to.to(z) @ z / up_to.sum(2, keepdim=True).clamp(min=1)
+
+
+def whole(index=None, scale=1.0, *, causal=False, token_mask=None, map_q="cosine", map_k="cosine"):
     def function(*tensors):
-        return reference.projected_attention(*tensors, index, scale, token_mask, map_q, map_k)
+        options = index, scale, causal, token_mask, map_q, map_k
+        return reference.projected_attention(*tensors, *options)
 
     return function
 
@@ -84,6 +94,23 @@ def test_it_is_the_formula(index, scores, bias):
     options = {"token_mask": MASKS["holes"], "map_q": "elu"}
     assert_same(op(index, 1.25, **options), dense(index, 1.25, **options), given)
     assert_same(whole(index, 1.25, **options), dense(index, 1.25, **options), given)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("scores", ["both", "e", "r"])
+def test_causal_it_is_the_formula_of_means(scores, mask):
+    given = inputs(sampled=False, scores=scores, bias=scores != "r")
+    options = {"causal": True, "token_mask": MASKS[mask], "map_k": "elu"}
+    assert_same(op(**options), dense(**options), given)
+    assert_same(whole(**options), dense(**options), given)
+
+
+def test_causal_no_token_sees_a_later_one():
+    x, *rest = inputs(sampled=False)
+    later = torch.where(torch.arange(N)[:, None] < N // 2, x, x + 1)
+    one, other = (op(causal=True)(tokens, *rest).out for tokens in (x, later))
+    assert torch.equal(one[:, : N // 2], other[:, : N // 2])
+    assert not torch.isclose(one[:, N // 2 :], other[:, N // 2 :]).all(-1).any()
 
 
 @pytest.mark.parametrize("feature_map", MAPS)
@@ -138,19 +165,22 @@ def test_frozen_inputs(index, frozen):
 def test_a_batch_without_sequences():
     for index in (None, torch.zeros(0, M, dtype=torch.long)):
         x, *rest = inputs(sampled=index is not None)
-        outputs, grads = gradients(op(index), [x[:0], *rest])
-        assert outputs[0].shape == (0, N, H, C)
-        assert not any(grad.any() for grad in grads[1:3])
+        for causal in (False, True):
+            outputs, grads = gradients(op(index, causal=causal), [x[:0], *rest])
+            assert outputs[0].shape == (0, N, H, C)
+            assert not any(grad.any() for grad in grads[1:3])
 
 
 def test_what_stands_at_masked_tokens_reaches_no_output():
     """The layer zeroes such tokens, so that their gradients need not be asked for."""
     mask, given = MASKS["empty"], inputs(sampled=False)
     bad = torch.where(mask[..., None], given[0], float("nan"))
-    clean = op(token_mask=mask)(*given)
-    for one, other in zip(op(token_mask=mask)(bad, *given[1:]), clean, strict=True):
-        assert torch.equal(one, other)
-    assert not clean.out[~mask].any()
+    for causal in (False, True):
+        function = op(causal=causal, token_mask=mask)
+        clean = function(*given)
+        for one, other in zip(function(bad, *given[1:]), clean, strict=True):
+            assert torch.equal(one, other)
+        assert not clean.out[~mask].any()
 
 
 @pytest.mark.parametrize("index", [None, scattered()], ids=["static", "sampled"])
@@ -182,10 +212,11 @@ def test_the_same_bits_every_time():
     assert_identical(gradients(op(scattered()), given), gradients(op(scattered()), given))
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("index", [None, scattered()], ids=["static", "sampled"])
-def test_gradcheck(index):
+def test_gradcheck(index, causal):
     leaves = [t.requires_grad_() for t in inputs(sampled=index is not None)]
-    function = op(index, 1.25, token_mask=MASKS["holes"])
+    function = op(index, 1.25, causal=causal, token_mask=MASKS["holes"])
     assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
 
@@ -202,7 +233,7 @@ def test_opcheck(index, scores, dtype):
     low = [None if t is None else t.to(dtype) for t in (weight, shift)]
     tensors = [x, *low, *rest]
     leaves = [None if t is None else t.requires_grad_() for t in tensors]
-    options = index, 1.25, MASKS["holes"], "cosine", "elu"
+    options = index, 1.25, index is None, MASKS["holes"], "cosine", "elu"
     forward = ops.projected_forward.default, (*leaves, *options, True, False)
     tensors = [None if t is None else t.detach() for t in tensors]
     out, gram_q, _, e, r, *kept = ops.projected_forward(*tensors, *options, True, False)

@@ -88,6 +88,37 @@ def test_shares_of_the_tokens_and_sums_over_the_batch(device, length, shape):
     assert_near([total], [expected if len(shape) == 4 else expected.sum(0)], 1e-6)
 
 
+def by_n(device):
+    """1 / n of two sequences."""
+    return torch.tensor([1 / 3, 1 / 11], device=device)
+
+
+def test_means(device):
+    z, values, _ = inputs(device)
+    total = torch.full((B, H, P, S), float("nan"), device=device)
+    fused.add_moments(z, values, None, "cosine", total, SPLIT, inverse_n=by_n(device))
+    expected = forward_in_pieces(z.double(), values.double(), None, "cosine")
+    assert_near([total], [expected * by_n(device).double()[:, None, None, None]], 1e-6)
+
+
+@pytest.mark.parametrize("adjacent", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gradients_of_means_that_are_added_to_others(device, dtype, adjacent):
+    z, values, d_moment = inputs(device, dtype)
+    mask = MASKS["empty"].to(device)
+    others = torch.where(mask[..., None, None], randn(B, N, H, P, seed=5).to(z), 0.0)
+    dz = others.clone() if adjacent else others.mT.contiguous().mT
+    d_values = torch.empty_like(values)
+    options = mask, "elu"
+    fused.pull_back(
+        z, values, d_moment, None, *options, dz, d_values, inverse_n=by_n(device), add=True
+    )
+    d_mean = d_moment.double() * by_n(device).double()[:, None, None, None]
+    expected, expected_values = backward_in_pieces(z.double(), values.double(), *options, d_mean)
+    assert_near([dz, d_values], [expected + others.double(), expected_values], TOLERANCES[dtype])
+    assert not dz[~mask].any()
+
+
 @pytest.mark.parametrize("feature_map", MAPS)
 def test_what_stands_at_masked_tokens_reaches_nothing(device, feature_map):
     z, values, d_moment = inputs(device)

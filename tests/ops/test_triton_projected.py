@@ -11,7 +11,7 @@ from .padding import assert_laid_out
 fused = pytest.importorskip("primal_attention.ops.projected.triton", exc_type=ImportError)
 
 B, N, H, P, S, C, M = 3, 37, 2, 5, 7, 11, 13
-MASKS = token_masks(B, N)
+MASKS, MASKS_67 = token_masks(B, N), token_masks(B, 67)
 TENSORS = ["x", "weight", "shift", "w_e", "w_r", "c_e", "c_r", "bias"]
 __all__ = ["poisoned_memory"]
 pytestmark = [
@@ -58,6 +58,7 @@ class Case:
         self.index = None if count is None else self.landmarks(length, count, **options).to(device)
         self.maps = options.get("maps", ("cosine", "cosine"))
         self.wanted = options.get("wanted", (True, True))
+        self.causal = options.get("causal", False)
 
     def landmarks(self, length, count, *, jitter=None, mask=None, **_):
         generator = torch.Generator().manual_seed(4)
@@ -69,7 +70,8 @@ class Case:
         return torch.where(drops < 0.1, -1, index)
 
     def forward(self):
-        return *self.inputs, self.index, 1.25, self.mask, *self.maps, True, True
+        options = self.index, 1.25, self.causal, self.mask
+        return *self.inputs, *options, *self.maps, True, True
 
     def backward(self):
         _, _, _, e, r, *kept = forward_composed(*self.forward())
@@ -140,6 +142,18 @@ def test_sizes(device, sizes, dtype):
 
 
 @pytest.mark.parametrize(
+    ("mask", "dtype", "without"),
+    [
+        ("none", torch.bfloat16, ()),
+        ("holes", torch.float32, ("c_e", "shift")),
+        ("empty", torch.float16, ("d_out",)),
+    ],
+)
+def test_causal(device, mask, dtype, without):
+    check(Case(device, dtype, causal=True, M=None, N=67, without=without, mask=MASKS_67[mask]))
+
+
+@pytest.mark.parametrize(
     ("mask", "jitter", "count"),
     [("holes", 3.7, 67), ("empty", 3.7, 7), ("none", 0.0, 67), ("holes", 0.0, 7)],
 )
@@ -171,9 +185,10 @@ def test_parameters_in_half_precision(device):
         check(case)
 
 
-@pytest.mark.parametrize("count", [None, M])
-def test_the_same_bits_every_time(device, count):
-    case = Case(device, torch.bfloat16, P=33, H=1, M=count, mask=MASKS["holes"])
+@pytest.mark.parametrize(("count", "causal"), [(None, False), (None, True), (M, False)])
+def test_the_same_bits_every_time(device, count, causal):
+    options = {"M": count, "causal": causal, "mask": MASKS["holes"]}
+    case = Case(device, torch.bfloat16, P=33, H=1, **options)
     assert_bits(fused.forward(*case.forward()), fused.forward(*case.forward()))
     assert_bits(fused.backward(*case.backward()), fused.backward(*case.backward()))
 

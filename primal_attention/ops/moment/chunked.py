@@ -56,15 +56,28 @@ def backward_in_pieces(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of z and of the values."""
     dz, d_values = _empty_gradients(z, values)
+    add_gradients(z, values, token_mask, feature_map, d_moment, dz.zero_(), d_values)
+    return dz, d_values
+
+
+def add_gradients(
+    z: Tensor,
+    values: Tensor,
+    token_mask: Tensor | None,
+    feature_map: str,
+    d_moment: Tensor,
+    dz: Tensor,  # added to
+    d_values: Tensor,  # written
+) -> None:
+    """Add the gradient of z to another, and write that of the values."""
     function = FIXED_MAPS[feature_map]
     for piece in token_chunks(z):
         mask = mask_of(token_mask, piece)
         z_piece = head_first(z, piece)
         phi = zeroed(function.forward(z_piece), mask)
         d_phi = head_first(values, piece) @ d_moment.mT
-        dz[:, piece] = zeroed(function.vjp(z_piece, d_phi), mask).transpose(1, 2)
+        dz[:, piece] += zeroed(function.vjp(z_piece, d_phi), mask).transpose(1, 2)
         d_values[:, piece] = (phi @ d_moment).transpose(1, 2)
-    return dz, d_values
 
 
 def _empty_gradients(z: Tensor, values: Tensor, *options: Any) -> tuple[Tensor, Tensor]:

@@ -81,8 +81,13 @@ def add_moments(
     feature_map: str,
     total: Tensor,  # [B, H, P, S] or [H, P, S], written
     config: Config | None = None,
+    *,
+    inverse_n: Tensor | None = None,  # [B], float32
 ) -> None:
-    """The sum of phi h^T over the tokens, and over the sequences where the total has no batch."""
+    """The sum of phi h^T over the tokens, and over the sequences where the total has no batch.
+
+    The sum of each sequence is multiplied by its ``inverse_n``, where that is given.
+    """
     config = config or config_of(z)
     z, values = readable(z), readable(values)
     (_, N, H, P), S = z.shape, values.shape[-1]
@@ -90,7 +95,7 @@ def add_moments(
     tile = min(config.tile, padded(S))
     with summed(total, z, shares) as parts, device_of(z):
         moment_blocks[(shares.programs, -(-S // tile))](
-            z, values, mask_bytes(token_mask), parts, strides(z), strides(values),
+            z, values, mask_bytes(token_mask), inverse_n, parts, strides(z), strides(values),
             N, H, shares.splits, shares.tokens, P, S, feature_map, DOTS[z.dtype],
             config.block, padded(P), tile, **config.launch,
         )  # fmt: skip
@@ -106,8 +111,15 @@ def pull_back(
     dz: Tensor,  # written
     d_values: Tensor | None,  # written
     config: Config | None = None,
+    *,
+    inverse_n: Tensor | None = None,  # [B], float32
+    add: bool = False,
 ) -> None:
-    """Gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M."""
+    """Gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M.
+
+    The matrix of each sequence is multiplied by its ``inverse_n``, where that is given. What stands
+    in dz is kept and added to where ``add`` is set.
+    """
     config = config or config_of(z)
     z, values = readable(z), None if values is None else readable(values)
     (_, N, H, P), S = z.shape, 0 if values is None else values.shape[-1]
@@ -115,9 +127,11 @@ def pull_back(
     tile = min(config.tile, padded(S if d_gram is None else P))
     shares = shares_of(z, config._replace(programs=1 << 30))
     with writable(dz) as dz_rows, writable(d_values) as d_value_rows, device_of(z):
+        if add and dz_rows is not None and dz_rows is not dz:
+            dz_rows.copy_(dz)
         pull_back_blocks[(shares.programs,)](
-            z, values, matrix, d_gram, mask_bytes(token_mask), dz_rows, d_value_rows,
+            z, values, matrix, d_gram, mask_bytes(token_mask), inverse_n, dz_rows, d_value_rows,
             strides(z), strides(values), strides(dz_rows), strides(d_value_rows),
             batch_stride(matrix), N, H, shares.splits, shares.tokens, P, S, feature_map,
-            DOTS[z.dtype], config.block, padded(P), tile, **config.launch,
+            DOTS[z.dtype], add, config.block, padded(P), tile, **config.launch,
         )  # fmt: skip

@@ -31,11 +31,11 @@ from primal_attention.ops.triton_maps import (
 
 @triton.jit(do_not_specialize=LENGTHS)
 def moment_blocks(
-    z, values, mask, moment, z_strides, value_strides, N, H, splits, tokens,
+    z, values, mask, inverse_n, moment, z_strides, value_strides, N, H, splits, tokens,
     P: tl.constexpr, S: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The sum of phi h^T over the tokens of this program, one tile of its columns."""
+    """The sum of phi h^T over the tokens of this program, by n or not; one tile of its columns."""
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
     column = tl.program_id(1) * TILE
     z, values = sequence_of(z, z_strides, b, h), sequence_of(values, value_strides, b, h)
@@ -47,18 +47,20 @@ def moment_blocks(
         base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
         row_values = load_rows(values, start, value_strides[1], real, column, S, TILE)
         total = product(tl.trans(base), scaled(row_values, factor).to(DOT), total)
+    if inverse_n is not None:
+        total *= tl.load(inverse_n + b)
     program = tl.program_id(0).to(tl.int64)
     store_matrix(moment + program * (P * S), total, column, P, S)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def pull_back_blocks(
-    z, values, matrix, d_gram, mask, dz, d_values,
+    z, values, matrix, d_gram, mask, inverse_n, dz, d_values,
     z_strides, value_strides, dz_strides, d_value_strides, matrix_stride, N, H, splits, tokens,
     P: tl.constexpr, S: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+    ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M."""
+    """Gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M; dz is added to or written."""
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
     z, dz = sequence_of(z, z_strides, b, h), sequence_of(dz, dz_strides, b, h)
     if values is not None:
@@ -73,26 +75,45 @@ def pull_back_blocks(
         base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
         d_phi = tl.zeros([BLOCK_N, BLOCK_P], tl.float32)
         if d_gram is not None:
-            for row in range(0, P, TILE):
-                part, scale = fitted(_both_ways(d_gram, row, P, BLOCK_P, TILE), DOT)
-                if TILE == BLOCK_P:
-                    d_phi = scaled_product(base, part, scale, d_phi)
-                else:
-                    columns = load_rows(z, start, z_strides[1], real, row, P, TILE)
-                    tile, _ = features(columns, inverse, real, FEATURE_MAP, DOT)
-                    d_phi = scaled_product(tile, part, scale, d_phi)
+            d_phi = _gram_gradient(
+                z, start, z_strides[1], real, base, inverse, d_phi, d_gram,
+                P, FEATURE_MAP, DOT, BLOCK_P, TILE,
+            )  # fmt: skip
             d_phi = scaled(d_phi, factor)
         if values is not None:
             for column in range(0, S, TILE):
                 row_values = load_rows(values, start, value_strides[1], real, column, S, TILE)
-                part, scale = fitted(load_matrix(matrix, 0, column, P, S, BLOCK_P, TILE), DOT)
+                part = load_matrix(matrix, 0, column, P, S, BLOCK_P, TILE)
+                if inverse_n is not None:
+                    part *= tl.load(inverse_n + b)
+                part, scale = fitted(part, DOT)
                 d_phi = scaled_product(row_values.to(DOT), tl.trans(part), scale, d_phi)
                 if d_values is not None:
                     dh = product(base, part, tl.zeros([BLOCK_N, TILE], tl.float32))
                     dh = scaled(dh, factor * scale)
                     store_rows(d_values, dh, start, d_value_strides[1], last, column, S, TILE)
         d_z = pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
+        if ADD:
+            d_z += load_rows(dz, start, dz_strides[1], real, 0, P, BLOCK_P).to(tl.float32)
         store_rows(dz, d_z, start, dz_strides[1], last, 0, P, BLOCK_P)
+
+
+@triton.jit
+def _gram_gradient(
+    z, start, stride, real, base, inverse, d_phi, d_gram,
+    P: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Base (dG + dG^T), added to dphi."""
+    for row in range(0, P, TILE):
+        part, scale = fitted(_both_ways(d_gram, row, P, BLOCK_P, TILE), DOT)
+        if TILE == BLOCK_P:
+            d_phi = scaled_product(base, part, scale, d_phi)
+        else:
+            columns = load_rows(z, start, stride, real, row, P, TILE)
+            tile, _ = features(columns, inverse, real, FEATURE_MAP, DOT)
+            d_phi = scaled_product(tile, part, scale, d_phi)
+    return d_phi
 
 
 @triton.jit

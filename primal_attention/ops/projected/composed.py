@@ -2,8 +2,8 @@ r"""Tokens, projections, weights and attention as one op, so that its backward p
 
     q, k = W x + b        W_{e|X} = X'^T w_e or w_e        out = phi_q(q) A_e + phi_k(k) A_r + bias
 
-The gradients of q and k are summed over the tokens where they are made, which is the gradient of b;
-the gradient of x is one product, and what the landmarks add to it is added at their rows alone.
+The gradients of q and k lie side by side, so that each of x, W and b gets its own at once; what the
+landmarks add to that of x is added at their rows alone.
 
 Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions,
 M landmarks.
@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops.gpu import on_gpu
-from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.landmarks import Landmarks
-from primal_attention.ops.projected import reference
+from primal_attention.ops.projected import node, reference
 from primal_attention.ops.projected.passes import IN_PIECES, compose_backward, compose_forward
 from primal_attention.ops.projected.reference import ProjectedResult
 from primal_attention.precision import accumulation_dtype, exact
 
-_OUTPUTS, _INPUTS = 5, 8  # those with gradients, which come first
+_INPUTS = 8  # those with gradients, which come first
 
 
 def projected_attention(
@@ -39,6 +38,7 @@ def projected_attention(
     bias: Tensor | None = None,  # [C]
     landmarks: Landmarks | None = None,  # of x; None for weights that are the parameters
     *,
+    causal: bool = False,  # q and k become their means up to each token
     token_mask: Tensor | None = None,  # [B, N], True = real token
     map_q: str = "cosine",
     map_k: str = "cosine",
@@ -48,8 +48,8 @@ def projected_attention(
     """The same values as the reference; a Gram matrix that is not wanted comes back empty."""
     index, scale = (None, 1.0) if landmarks is None else landmarks[1:]
     given = x, weight, shift, w_e, w_r, c_e, c_r, bias, index, scale
-    outputs = _forward(*given, token_mask, map_q, map_k, gram_q, gram_k)
-    return ProjectedResult(*outputs[:_OUTPUTS])
+    outputs = _forward(*given, causal, token_mask, map_q, map_k, gram_q, gram_k)
+    return ProjectedResult(*outputs[: node.OUTPUTS])
 
 
 @exact
@@ -64,6 +64,7 @@ def forward_composed(
     bias: Tensor | None,
     index: Tensor | None,
     scale: float,
+    causal: bool,
     token_mask: Tensor | None,
     map_q: str,
     map_k: str,
@@ -72,7 +73,7 @@ def forward_composed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Outputs, and what the backward pass needs of their making."""
     given = x, weight, shift, w_e, w_r, c_e, c_r, bias, index, scale
-    return compose_forward(IN_PIECES, *given, token_mask, map_q, map_k, gram_q, gram_k)
+    return compose_forward(IN_PIECES, *given, causal, token_mask, map_q, map_k, gram_q, gram_k)
 
 
 def _empty_outputs(
@@ -117,6 +118,7 @@ def backward_composed(
     bias: Tensor | None,
     index: Tensor | None,
     scale: float,
+    causal: bool,
     token_mask: Tensor | None,
     map_q: str,
     map_k: str,
@@ -138,7 +140,7 @@ def backward_composed(
     given = x, weight, shift, w_e, w_r, c_e, c_r, bias, index, scale
     kept, d_outputs = (e, r, tokens, qk, a_e, a_r), (d_out, d_gram_q, d_gram_k, d_e, d_r)
     return compose_backward(
-        IN_PIECES, *given, token_mask, map_q, map_k, *kept, *d_outputs, of_x, of_weight
+        IN_PIECES, *given, causal, token_mask, map_q, map_k, *kept, *d_outputs, of_x, of_weight
     )
 
 
@@ -166,33 +168,6 @@ def _empty_gradients(
     )
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, index, ctx.scale, token_mask, ctx.map_q, ctx.map_k, _, _ = inputs
-    ctx.mark_non_differentiable(*output[_OUTPUTS:])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, index, token_mask, *output[_OUTPUTS - 2 :])
-
-
-def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    tensors, (index, token_mask, *kept) = saved[:_INPUTS], saved[_INPUTS:]
-    given = [None if d is None or not d.numel() else d for d in d_outputs[:_OUTPUTS]]
-    options = index, ctx.scale, token_mask, ctx.map_q, ctx.map_k
-    grads: list[Tensor | None]
-    if torch.is_grad_enabled():
-        grads = differentiable_gradients(partial(_whole, options), tensors, given)
-    else:
-        wanted = ctx.needs_input_grad[:_INPUTS]
-        computed = _backward(*tensors, *options, *kept, *given, *wanted[:2])
-        pairs = zip(wanted, computed, strict=True)
-        grads = [grad if wants else None for wants, grad in pairs]
-    return (*grads, *[None] * 7)
-
-
-def _whole(options: tuple[Any, ...], *tensors: Any) -> ProjectedResult:
-    return reference.projected_attention(*tensors, *options)
-
-
 _forward = torch.library.custom_op(
     "primal_attention::projected_forward", forward_composed, mutates_args=()
 )
@@ -201,6 +176,9 @@ _backward = torch.library.custom_op(
 )
 _forward.register_fake(_empty_outputs)
 _backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
+_forward.register_autograd(
+    partial(node.gradients, _INPUTS, _backward, reference.projected_attention),
+    setup_context=node.save,
+)
 on_gpu(_forward, forward_composed, "primal_attention.ops.projected.triton", "forward")
 on_gpu(_backward, backward_composed, "primal_attention.ops.projected.triton", "backward")

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse.composed import collapse_composed, side_backward
 from primal_attention.ops.primal.chunked import forward_in_pieces, write_gradients
+from primal_attention.ops.projected.frame import given_or_empty, project, projection_gradients
+from primal_attention.ops.running_mean import chunked as running_mean
+from primal_attention.ops.running_mean import token_counts
 from primal_attention.ops.sampled import composed as sampled
 from primal_attention.precision import accumulation_dtype
 
@@ -26,8 +28,10 @@ class Passes(NamedTuple):
     weights: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # W_e, W_r, A_e and A_r
     attend: Callable[..., tuple[Tensor, Tensor, Tensor]]  # outputs and Gram matrices
     write_gradients: Callable[..., None]  # of queries, keys, A_e, A_r and bias
-    column_sum: Callable[[Tensor], Tensor]  # of the gradients of queries and keys
-    add_gradients: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # of w_e, w_r, C_e and C_r
+    column_sum: Callable[[Tensor], Tensor]  # of the gradients of what was projected
+    add_gradients: Callable[..., tuple[Tensor, ...]]  # of what the weights are made of
+    means: Callable[..., tuple[Tensor, Tensor]]  # over the tokens up to each
+    mean_gradients: Callable[..., tuple[Tensor, Tensor]]
 
 
 def compose_forward(
@@ -42,23 +46,32 @@ def compose_forward(
     bias: Tensor | None,
     index: Tensor | None,
     scale: float,
+    causal: bool,
+    token_mask: Tensor | None,
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The five outputs; then what the backward pass needs: tokens, queries and keys, A_e, A_r.
-
-    The tokens are empty where x has the dtype of the projection already.
-    """
-    tokens = x.to(weight.dtype)
-    projected = F.linear(tokens, weight, shift)
-    qk = rearrange(projected, "b n (two h p) -> b n two h p", two=2, h=w_e.shape[0])
+    """The five outputs; then what the backward pass needs: tokens, queries and keys, A_e, A_r."""
+    rows, tokens = project(x, weight, shift)
+    qk = rearrange(rows, "b n (two h p) -> b n two h p", two=2, h=w_e.shape[0])
+    if causal:
+        qk = _along(passes.means, qk, token_mask)
     e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale)
-    sides = _given(a_e, c_e), _given(a_r, c_r)
-    out, gram_q, gram_k = passes.attend(*qk.unbind(2), *sides, bias, *options)
-    kept = x.new_empty(0, dtype=weight.dtype) if tokens is x else tokens
-    return out, gram_q, gram_k, e, r, kept, qk, a_e, a_r
+    sides = given_side(a_e, c_e), given_side(a_r, c_r)
+    out, gram_q, gram_k = passes.attend(*qk.unbind(2), *sides, bias, token_mask, *options)
+    return out, gram_q, gram_k, e, r, tokens, qk, a_e, a_r
 
 
-def _given(a: Tensor, c: Tensor | None) -> Tensor | None:
+def _along(
+    walk: Callable[..., tuple[Tensor, Tensor]], qk: Tensor, token_mask: Tensor | None
+) -> Tensor:
+    """A pass along the tokens, over queries and keys side by side as heads of one tensor."""
+    z = qk.flatten(2, 3)
+    walked, _ = walk(z, None, token_counts(z, token_mask, None), token_mask)
+    return walked.view(qk.shape)
+
+
+def given_side(a: Tensor, c: Tensor | None) -> Tensor | None:
+    """A_e or A_r; None where its side is not output."""
     return None if c is None else a
 
 
@@ -74,6 +87,7 @@ def compose_backward(
     bias: Tensor | None,
     index: Tensor | None,
     scale: float,
+    causal: bool,
     token_mask: Tensor | None,
     map_q: str,
     map_k: str,
@@ -92,29 +106,31 @@ def compose_backward(
     of_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first eight inputs; empty where they are not given or not wanted."""
-    sides = _given(a_e, c_e), _given(a_r, c_r)
-    d_qk, da_e, da_r, d_bias = (_empty_like(qk, t) for t in (qk, *sides, bias))
+    sides = given_side(a_e, c_e), given_side(a_r, c_r)
+    d_qk, da_e, da_r, d_bias = (empty_like(qk, t) for t in (qk, *sides, bias))
     passes.write_gradients(
         *qk.unbind(2), *sides, bias, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k,
         (*d_qk.unbind(2), da_e, da_r, d_bias),
     )  # fmt: skip
-    rows = d_qk.flatten(2).flatten(0, 1)
-    d_shift = None if shift is None else passes.column_sum(rows)
-    dx = (rows @ weight).view(x.shape).to(x.dtype) if of_x else None
-    d_weight = rows.mT @ (tokens if tokens.numel() else x).flatten(0, 1) if of_weight else None
-    d_sides = (_used(d_out, da_e, c_e), _used(d_out, da_r, c_r))
-    d_small = passes.add_gradients(
+    if causal:
+        d_qk = _along(passes.mean_gradients, d_qk, token_mask)
+    dx, d_weight, d_shift = projection_gradients(
+        passes.column_sum, x, weight, shift, tokens, d_qk.flatten(2), of_x=of_x, of_weight=of_weight
+    )
+    d_sides = (used(d_out, da_e, c_e), used(d_out, da_r, c_r))
+    dw_e, dw_r, dc_e, dc_r = passes.add_gradients(
         x, index, w_e, w_r, c_e, c_r, scale, e, r, d_e, d_r, *d_sides, dx
     )  # fmt: skip
-    dx, d_weight, d_shift = (x.new_empty(0) if d is None else d for d in (dx, d_weight, d_shift))
-    return dx, d_weight, d_shift, *d_small, d_bias
+    dx, d_weight, d_shift = given_or_empty(x, dx, d_weight, d_shift)
+    return dx, d_weight, d_shift, dw_e, dw_r, dc_e, dc_r, d_bias
 
 
-def _empty_like(qk: Tensor, tensor: Tensor | None) -> Tensor:
-    return qk.new_empty(0) if tensor is None else torch.empty_like(tensor)
+def empty_like(z: Tensor, tensor: Tensor | None) -> Tensor:
+    """An unwritten tensor of the same shape, or an empty one for None."""
+    return z.new_empty(0) if tensor is None else torch.empty_like(tensor)
 
 
-def _used(d_out: Tensor | None, da: Tensor, c: Tensor | None) -> Tensor | None:
+def used(d_out: Tensor | None, da: Tensor, c: Tensor | None) -> Tensor | None:
     """The gradient of A; None where there is none."""
     return None if d_out is None or c is None else da
 
@@ -171,4 +187,6 @@ IN_PIECES = Passes(
     write_gradients,
     column_sum_in_pieces,
     add_gradients_in_pieces,
+    running_mean.forward_in_pieces,
+    running_mean.backward_in_pieces,
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from primal_attention.ops.collapse.composed import collapse_composed
 from primal_attention.ops.primal.chunked import in_one_piece
+from primal_attention.ops.running_mean.reference import running_mean, token_counts
 from primal_attention.ops.sampled.reference import sampled_weights
 from primal_attention.precision import accumulate, exact
 
@@ -40,6 +41,7 @@ def projected_attention(
     bias: Tensor | None,
     index: Tensor | None,
     scale: float,
+    causal: bool,
     token_mask: Tensor | None,
     map_q: str,
     map_k: str,
@@ -47,6 +49,9 @@ def projected_attention(
     """The op by its formulas, with both Gram matrices."""
     qk = F.linear(x.to(weight.dtype), weight, shift)
     q, k = rearrange(qk, "b n (two h p) -> two b n h p", two=2, h=w_e.shape[0])
+    if causal:
+        counts = token_counts(q, token_mask, None)
+        q, k = (running_mean(z, counts, token_mask=token_mask).mean for z in (q, k))
     if index is None:
         e, r = accumulate(w_e), accumulate(w_r)
         collapsed = collapse_composed(e, r, c_e, c_r)

@@ -22,6 +22,7 @@ from primal_attention.ops.projected.passes import (
     compose_forward,
     weights_in_pieces,
 )
+from primal_attention.ops.running_mean import triton as running_mean
 from primal_attention.ops.sampled import triton as sampled
 from primal_attention.ops.triton_launch import DOTS
 from primal_attention.precision import exact
@@ -97,7 +98,15 @@ def add_gradients(
     return add_gradients_in_pieces(x, index, w_e, w_r, c_e, c_r, scale, *given, dx)
 
 
-FUSED = Passes(weights, primal.forward, write_gradients, column_sum, add_gradients)
+FUSED = Passes(
+    weights,
+    primal.forward,
+    write_gradients,
+    column_sum,
+    add_gradients,
+    running_mean.forward,
+    running_mean.backward,
+)
 
 
 @exact

@@ -57,11 +57,11 @@ def forward_in_pieces(
 
 @exact
 def backward_in_pieces(
-    d_mean: Tensor, d_total: Tensor, counts: Tensor, token_mask: Tensor | None
+    d_mean: Tensor, d_total: Tensor | None, counts: Tensor, token_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens and of the sum before them."""
     dz, d_before = _empty_outputs(d_mean)
-    d_before.copy_(d_total)
+    d_before.zero_() if d_total is None else d_before.copy_(d_total)
     for piece, t, mask in reversed(list(_pieces(d_mean, counts, token_mask))):
         passed = accumulate(d_mean[:, piece]) / t
         sums = passed.flip(1).cumsum(1).flip(1).add_(d_before[:, None])

@@ -36,7 +36,7 @@ def forward(
 
 
 def backward(
-    d_mean: Tensor, d_total: Tensor, counts: Tensor, token_mask: Tensor | None
+    d_mean: Tensor, d_total: Tensor | None, counts: Tensor, token_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens and of the sum before them."""
     options = {"BACKWARD": True, "PARTS": launch.PARTS_OF_GRADIENT[d_mean.dtype]}

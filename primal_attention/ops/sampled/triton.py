@@ -155,7 +155,8 @@ def _add_rows(
     with device_of(d_rows):
         row_blocks[(B * H, -(-M // _NEARBY), sizes.tiles)](
             index, *contiguous(w_e, w_r), *totals, d_rows, strides(d_rows), H,
-            M, P, S, DOTS[d_rows.dtype], _NEARBY, padded(M), tile, block, num_warps=2 if block <= 32 else 4,
+            M, P, S, DOTS[d_rows.dtype], _NEARBY, padded(M), tile, block,
+            num_warps=2 if block <= 32 else 4,
         )  # fmt: skip
 
 

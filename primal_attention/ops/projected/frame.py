@@ -1,0 +1,45 @@
+r"""What every op that begins with the tokens has in common: $rows = W x + b$, and its gradients.
+
+Between them stands what is made of the rows; its backward pass gives the gradients of the rows side
+by side, in one tensor.
+
+Letters: B batch, N tokens, D model dim, R rows of W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def project(x: Tensor, weight: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The rows [B, N, R], and the tokens in their dtype; these are empty where x has it already."""
+    tokens = x.to(weight.dtype)
+    kept = x.new_empty(0, dtype=weight.dtype) if tokens is x else tokens
+    return F.linear(tokens, weight, shift), kept
+
+
+def projection_gradients(
+    column_sum: Callable[[Tensor], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    tokens: Tensor,  # what `project` gave
+    d_rows: Tensor,  # [B, N, R], contiguous
+    *,
+    of_x: bool,
+    of_weight: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, W and b; None where they are not given or not wanted."""
+    rows = d_rows.flatten(0, 1)
+    d_shift = None if shift is None else column_sum(rows)
+    dx = (rows @ weight).view(x.shape).to(x.dtype) if of_x else None
+    d_weight = rows.mT @ (tokens if tokens.numel() else x).flatten(0, 1) if of_weight else None
+    return dx, d_weight, d_shift
+
+
+def given_or_empty(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """What an op returns for tensors that may be missing."""
+    return [x.new_empty(0) if each is None else each for each in tensors]
