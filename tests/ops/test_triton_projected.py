@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from primal_attention.ops.landmarks.choice import landmark_index
+from primal_attention.ops.projected import projected_attention
 from primal_attention.ops.projected.composed import backward_composed, forward_composed
 
 from .formulas import MAPS, randn, token_masks
@@ -73,9 +74,9 @@ class Case:
         options = self.index, 1.25, self.causal, self.mask
         return *self.inputs, *options, *self.maps, True, True
 
-    def backward(self):
+    def backward(self, *, spent=False):
         _, _, _, e, r, *kept = forward_composed(*self.forward())
-        return *self.forward()[:-2], e, r, *kept, *self.cotangents, *self.wanted
+        return *self.forward()[:-2], e, r, *kept, *self.cotangents, *self.wanted, spent
 
 
 def double_backward_inputs(case):
@@ -227,3 +228,26 @@ def test_the_op_runs_fused_on_a_gpu(device, monkeypatch):
         gradients[dtype] = [leaf.grad for leaf in leaves]
     assert calls == ["forward", "backward"]
     assert_near(gradients[torch.float32], gradients[torch.float64], 1e-5)
+
+
+@pytest.mark.parametrize("width", [P, 70])
+@pytest.mark.parametrize("options", [{"M": None}, {}, {"M": None, "causal": True}])
+def test_gradients_that_are_written_over_queries_and_keys(device, width, options):
+    """The same bits; wide heads, which are read twice, are not written over."""
+    case = Case(device, P=width, mask=MASKS["holes"], **options)
+    given = case.backward(spent=True)
+    gradients = fused.backward(*given)
+    assert_bits(gradients, fused.backward(*case.backward()))
+    is_over = not torch.equal(given[17], case.backward()[17])
+    assert is_over == (width == P)
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradients_again(device):
+    leaves = [t.detach().requires_grad_() for t in Case(device, M=None).inputs]
+    outputs = projected_attention(*leaves)
+    cotangents = [torch.ones_like(output) for output in outputs]
+    first, second = (
+        torch.autograd.grad(outputs, leaves, cotangents, retain_graph=keep)
+        for keep in (True, False)
+    )
+    assert_bits(first, second)

@@ -73,6 +73,11 @@ def takes(
     return q.dtype in DOTS and same and _width(q, a_e, a_r) <= 256 and q.numel() > 0
 
 
+def takes_one_pass(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> bool:
+    """Whether the backward pass reads each token once, so that its gradient may take its place."""
+    return _width(q, a_e, a_r) in BACKWARD[q.dtype]
+
+
 def _width(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> int:
     return padded(max(q.shape[-1], _columns(a_e, a_r)))
 

@@ -135,13 +135,16 @@ def backward_composed(
     d_r: Tensor | None,
     of_x: bool,
     of_weight: bool,
+    spent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first eight inputs; empty where they are not given or not wanted."""
+    """Gradients of the first eight inputs; empty where they are not given or not wanted.
+
+    Where q and k are spent, nobody needs them afterwards, and the fused form writes over them.
+    """
     given = x, weight, shift, w_e, w_r, c_e, c_r, bias, index, scale
     kept, d_outputs = (e, r, tokens, qk, a_e, a_r), (d_out, d_gram_q, d_gram_k, d_e, d_r)
-    return compose_backward(
-        IN_PIECES, *given, causal, token_mask, map_q, map_k, *kept, *d_outputs, of_x, of_weight
-    )
+    options = causal, token_mask, map_q, map_k
+    return compose_backward(IN_PIECES, *given, *options, *kept, *d_outputs, of_x, of_weight, False)
 
 
 def _empty_gradients(
@@ -156,7 +159,7 @@ def _empty_gradients(
     index: Tensor | None,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    *_, of_x, of_weight = options
+    *_, of_x, of_weight, _ = options
     small = accumulation_dtype(x.dtype) if index is not None else w_e.dtype
     return (
         x.new_empty(x.shape if of_x else 0),
@@ -168,6 +171,11 @@ def _empty_gradients(
     )
 
 
+def _backward_of_graph(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    gradients: tuple[Tensor, ...] = _backward(x, *given, node.is_let_go(x))
+    return gradients
+
+
 _forward = torch.library.custom_op(
     "primal_attention::projected_forward", forward_composed, mutates_args=()
 )
@@ -177,7 +185,7 @@ _backward = torch.library.custom_op(
 _forward.register_fake(_empty_outputs)
 _backward.register_fake(_empty_gradients)
 _forward.register_autograd(
-    partial(node.gradients, _INPUTS, _backward, reference.projected_attention),
+    partial(node.gradients, _INPUTS, _backward_of_graph, reference.projected_attention),
     setup_context=node.save,
 )
 on_gpu(_forward, forward_composed, "primal_attention.ops.projected.triton", "forward")

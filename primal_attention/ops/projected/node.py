@@ -48,3 +48,11 @@ def gradients(
         computed = backward(*given, *kept, *used, *wanted[:2])
         grads = [d if wants else None for wants, d in zip(wanted, computed, strict=True)]
     return (*grads, *[None] * (len(options) + 2))
+
+
+def is_let_go(x: Tensor) -> bool:
+    """Whether the graph is let go after this backward pass: what it kept may be written over.
+
+    Where x is not a plain tensor the pass may be traced, to be run in other places too.
+    """
+    return type(x) is Tensor and not torch._C._autograd._get_current_graph_task_keep_graph()

@@ -104,10 +104,15 @@ def compose_backward(
     d_r: Tensor | None,
     of_x: bool,
     of_weight: bool,
+    over: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first eight inputs; empty where they are not given or not wanted."""
+    """Gradients of the first eight inputs; empty where they are not given or not wanted.
+
+    Those of q and k are written over them where that is said.
+    """
     sides = given_side(a_e, c_e), given_side(a_r, c_r)
-    d_qk, da_e, da_r, d_bias = (empty_like(qk, t) for t in (qk, *sides, bias))
+    d_qk = qk if over else torch.empty_like(qk)
+    da_e, da_r, d_bias = (empty_like(qk, t) for t in (*sides, bias))
     passes.write_gradients(
         *qk.unbind(2), *sides, bias, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k,
         (*d_qk.unbind(2), da_e, da_r, d_bias),

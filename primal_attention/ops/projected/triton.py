@@ -117,5 +117,11 @@ def forward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 @exact
 def backward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Gradients of the first eight inputs; empty where they are not given or not wanted."""
-    return compose_backward(FUSED, x, *rest)
+    """Gradients of the first eight inputs; empty where they are not given or not wanted.
+
+    Those of q and k are written over these where they are spent and one pass reads and writes both.
+    """
+    *given, spent = rest
+    qk, a_e, a_r = given[16:19]
+    over = spent and primal.takes_one_pass(qk, a_e, a_r)
+    return compose_backward(FUSED, x, *given, over)
