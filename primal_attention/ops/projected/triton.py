@@ -124,4 +124,4 @@ def backward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *given, spent = rest
     qk, a_e, a_r = given[16:19]
     over = spent and primal.takes_one_pass(qk, a_e, a_r)
-    return compose_backward(FUSED, x, *given, over)
+    return compose_backward(FUSED, x, *(*given, over))
