@@ -80,3 +80,12 @@ def test_what_it_takes(device):
     assert not fused.takes(torch.zeros(1, 2, 3, 257, device=device))
     assert not fused.takes(torch.zeros(1, 2, 3, 4, dtype=torch.float64, device=device))
     assert not fused.takes(torch.zeros(1, 0, 3, 4, device=device))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_whole_sequences_have_blocks_of_their_own(device, masked, monkeypatch):
+    monkeypatch.setattr(launch, "PROGRAMS", 1)
+    z = randn(B, 67, H, 64).to(device, torch.bfloat16)
+    assert fused.config_of(z) == fused.WHOLE[64]
+    assert fused.config_of(z.float()) == fused.CONFIGS[64]
+    assert_both_passes(z, mask=holes(B, 67, device) if masked else None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from primal_attention.ops import launch
@@ -20,6 +21,8 @@ CONFIGS = {  # by the padded head dim
     128: Config(block=64, num_warps=8, num_stages=3),
     256: Config(block=32, num_warps=4, num_stages=2),
 }
+# In bfloat16, where sequences and heads are enough programs, each of which walks over all tokens.
+WHOLE = {64: Config(block=32, num_warps=2, num_stages=1)}
 
 
 def takes(z: Tensor, *options: Any) -> bool:
@@ -53,7 +56,7 @@ def _walk(
     B, N, H, C = x.shape
     y, total = launch.empty_rows(x), launch.float32(x, B, H, C)
     x, mask = launch.contiguous_rows(x), launch.mask_bytes(token_mask)
-    config = CONFIGS[launch.padded(C)]
+    config = config_of(x)
     segments = launch.divide(x, config.block)
     sums = segment_sums(x, counts, mask, segments, config, backward=options["BACKWARD"])
     walk_along[(B * segments.number * H,)](
@@ -62,6 +65,15 @@ def _walk(
         **launch.compiled_for(C, config), **options,
     )  # fmt: skip
     return y, total
+
+
+def config_of(x: Tensor) -> Config:
+    """The sizes for tokens x."""
+    width = launch.padded(x.shape[-1])
+    whole = WHOLE.get(width) if x.dtype == torch.bfloat16 else None
+    if whole is not None and launch.divide(x, whole.block).number == 1:
+        return whole
+    return CONFIGS[width]
 
 
 def segment_sums(
