@@ -304,6 +304,7 @@ def test_what_is_padded_and_to_which_length(form):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")  # by intent
 @forms
 def test_on_a_gpu_one_cuda_graph_takes_any_lengths(form, dtype):
     """Captured once with its backward pass, replayed with other lengths in the same memory."""
