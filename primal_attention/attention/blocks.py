@@ -30,7 +30,7 @@ class Reach(NamedTuple):
 def into_blocks(x: Tensor, length: int) -> Tensor:
     """The tokens [B, N, ...] as blocks [B, n, length, ...], filled up with zeros (False)."""
     B, N, *rest = x.shape
-    num_blocks = -(-N // length)
+    num_blocks = (N + length - 1) // length
     return _fill_up(x, num_blocks * length - N).reshape(B, num_blocks, length, *rest)
 
 
@@ -42,7 +42,7 @@ def windows(k: Tensor, v: Tensor, real: Tensor, length: int, reach: Reach) -> So
     """
     size = reach.before + length + reach.after
     N = k.shape[1] - reach.before
-    missing = -(-N // length) * length - N + reach.after
+    missing = (N + length - 1) // length * length - N + reach.after
     k, v, real = (_fill_up(x, missing).unfold(1, size, length) for x in (k, v, real))
     query = torch.arange(length, device=real.device)[:, None]
     ahead = torch.arange(size, device=real.device) - query  # of the first key within reach

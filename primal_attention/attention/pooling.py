@@ -50,7 +50,7 @@ def first(z: Tensor, real: Tensor | None) -> Tensor:
     if real is None:
         return z[:, :, 0]
     index = real.int().argmax(2)[:, :, None, None, None]
-    return z.gather(2, index.expand(len(z), -1, -1, *z.shape[3:]))[:, :, 0]
+    return z.gather(2, index.expand(z.shape[0], -1, -1, *z.shape[3:]))[:, :, 0]
 
 
 POOLS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
@@ -106,7 +106,7 @@ class TokenPooling:
         grid = self.grid or (1, max(k.shape[1] - P, 0))
         window = window_shape(scale) if self.grid else (1, scale)
         real = None if mask is None else windows(mask[:, P:], grid, window)
-        full = mask is None and not any(map(operator.mod, grid, window))
+        full = mask is None and _divides(window, grid)
         if real is None and not full:
             real = windows(torch.ones_like(k[:1, P:, 0, 0], dtype=torch.bool), grid, window)
         pool = POOLS[self.pool]
@@ -119,6 +119,12 @@ class TokenPooling:
         return Source(k, v, torch.cat([mask[:, :P], real.any(2)], dim=1))
 
 
+def _divides(window: tuple[int, int], grid: tuple[int, int]) -> bool:
+    """Whether every window is full, for any length where an export leaves it open."""
+    sizes_known = all(isinstance(size, int) for size in grid)
+    return sizes_known and not any(map(operator.mod, grid, window))
+
+
 def window_shape(scale: int) -> tuple[int, int]:
     """Sides of the most nearly square window of ``scale`` tokens, the shorter first."""
     shorter = next(side for side in range(math.isqrt(scale), 0, -1) if scale % side == 0)
@@ -128,8 +134,8 @@ def window_shape(scale: int) -> tuple[int, int]:
 def windows(z: Tensor, grid: tuple[int, int], window: tuple[int, int]) -> Tensor:
     """The tokens [B, T, ...] of a grid as windows [B, M, w, ...], filled up with zeros (False)."""
     (rows, columns), (height, width) = grid, window
-    y, x = -(-rows // height), -(-columns // width)
-    B, rest = len(z), z.shape[2:]
+    y, x = (rows + height - 1) // height, (columns + width - 1) // width
+    B, rest = z.shape[0], z.shape[2:]
     z = z.reshape(B, rows, columns, *rest)
     z = F.pad(z, [0, 0] * len(rest) + [0, x * width - columns, 0, y * height - rows])
     z = z.reshape(B, y, height, x, width, *rest).transpose(2, 3)

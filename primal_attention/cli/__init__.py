@@ -7,7 +7,9 @@ from primal_attention.cli import (
     check,
     data,
     evaluate,
+    generate,
     predict,
+    rollout,
     spectrum,
     sweep,
     table,
@@ -23,6 +25,10 @@ _NEXT = """\
     measure what was trained
 [green]primal predict FILE.ts --checkpoint runs/[/]...
     classify time series of your own
+[green]primal generate runs/language/wikitext-2/primalformer/clean/[/]... "The game"
+    write words with a language model
+[green]primal rollout runs/rl/hopper-medium/primal_plus/clean/[/]...
+    act in the environment with what was trained
 [green]primal spectrum runs/uea/JapaneseVowels/primalformer/clean/[/]...
     what its attention does: spectra, effective ranks, a figure
 [green]primal table uea[/]
@@ -63,7 +69,20 @@ def app() -> Any:
         if context.invoked_subcommand is None:
             _say_what_is_next()
 
-    for command in (train, evaluate, predict, table, sweep, data, check, bench, spectrum):
+    commands = (
+        train,
+        evaluate,
+        predict,
+        generate,
+        rollout,
+        table,
+        sweep,
+        data,
+        check,
+        bench,
+        spectrum,
+    )
+    for command in commands:
         command.register(program)
     return program
 

@@ -6,12 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from primal_attention.cli.mistakes import naming
+from primal_attention.cli.rl_data import make_sets
 from primal_attention.tasks import (
+    IMAGE_SETS,
+    LANGUAGE_SETS,
     LRA_TASKS,
+    RL_SETS,
     UEA_SETS,
+    find_images,
+    find_language,
     find_lra,
+    find_rl,
     find_uea,
+    prepare_images,
+    prepare_language,
     prepare_lra,
+    prepare_rl,
     prepare_uea,
 )
 from primal_attention.training.recipe import nearest
@@ -36,6 +46,9 @@ def _prepare_lra(name: str, folder: Path | None, out: Path | None) -> Path:
 _DOMAINS = {
     "uea": Domain(UEA_SETS, find_uea, prepare_uea, "to be downloaded"),
     "lra": Domain(LRA_TASKS, find_lra, _prepare_lra, "not at hand"),
+    "language": Domain(LANGUAGE_SETS, find_language, prepare_language, "not at hand"),
+    "rl": Domain(RL_SETS, find_rl, prepare_rl, "not at hand"),
+    "images": Domain(IMAGE_SETS, find_images, prepare_images, "not at hand"),
 }
 
 
@@ -47,7 +60,7 @@ def register(program: "Typer") -> None:
     @program.command()
     def data(
         domain: Annotated[
-            str | None, typer.Argument(help="uea or lra; default: list all sets.")
+            str | None, typer.Argument(help="uea, lra, language, rl, images; default: all.")
         ] = None,
         names: Annotated[
             list[str] | None, typer.Argument(help="Sets to prepare; default: all at hand.")
@@ -57,6 +70,11 @@ def register(program: "Typer") -> None:
             typer.Option(help="Of the files; default: the domain's in data, or in $PRIMAL_DATA."),
         ] = None,
         out: Annotated[Path | None, typer.Option(help="Of the prepared files.")] = None,
+        agents: Annotated[
+            Path | None, typer.Option(help="rl: make sets with the policies in this folder.")
+        ] = None,
+        transitions: Annotated[int, typer.Option(help="rl: of each set made.", min=1)] = 100_000,
+        seed: Annotated[int, typer.Option(help="rl: of each set made.", min=0)] = 0,
     ) -> None:
         """List the data sets and where they are, or prepare some so that they load fast."""
         console = rich.console.Console(highlight=False, soft_wrap=True)
@@ -66,6 +84,10 @@ def register(program: "Typer") -> None:
         with naming("DOMAIN"):
             if domain not in _DOMAINS:
                 raise ValueError(f"no domain is called {domain!r}; {nearest(domain, _DOMAINS)}")
+        if agents is not None:
+            with naming("DOMAIN, NAMES or --agents"):
+                make_sets(console, domain, names, agents, out or folder, transitions, seed)
+            return
         with naming("NAMES or --folder"):
             _prepare(console, _DOMAINS[domain], names, folder, out)
 
@@ -76,6 +98,9 @@ def _print_sets(console: Any, folder: Path | None) -> None:
             console.print(f"{f'{domain}/{name}':32}{find(name, folder) or f'[dim]{missing}[/]'}")
     console.print("\nprimal data uea NAME downloads a set if need be, and prepares it")
     console.print("primal data lra NAME reads or generates a task, and prepares it")
+    console.print("primal data language NAME reads a text, and prepares it")
+    console.print("primal data images NAME packs a folder of pictures into one file")
+    console.print("primal data rl NAME --agents FOLDER rolls out policies, and prepares that")
 
 
 def _prepare(

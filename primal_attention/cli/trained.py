@@ -33,6 +33,8 @@ def load_trained(path: Path) -> Trained:
         what = ", ".join(sorted(missing))
         raise ValueError(f"{path} lacks {what}; give the {BEST} of a run directory")
     recipe = Recipe.from_json(facts["recipe"])
+    if recipe.task.startswith("rl/"):
+        raise ValueError(f"{path} is a policy of {recipe.task}; primal rollout measures it")
     with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
         model = build_model(recipe, sizes := Sizes(**facts["sizes"]))
     model.load_state_dict(checkpoint.tensors)

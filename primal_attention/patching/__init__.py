@@ -1,6 +1,8 @@
 """Replace attention inside models that exist: Hugging Face transformers, timm, plain PyTorch."""
 
+from primal_attention.patching.decompositions import decompositions
 from primal_attention.patching.distill import distill
+from primal_attention.patching.exporting import export_onnx, export_program
 from primal_attention.patching.patch import patch, unpatch
 from primal_attention.patching.penalty import KSVDMixin, trainer_callback
 from primal_attention.patching.plan import Plan, plan
@@ -11,7 +13,10 @@ __all__ = [
     "DistillReport",
     "KSVDMixin",
     "Plan",
+    "decompositions",
     "distill",
+    "export_onnx",
+    "export_program",
     "load_patched",
     "patch",
     "plan",

@@ -44,6 +44,15 @@ class Cases:
         inputs = {name: tensor[indices] for name, tensor in self.inputs.items()}
         return Batch(inputs, self.target[indices])
 
+    def drawn(self, indices: Tensor) -> Batch:
+        """Those cases as they are trained on: as they are, unless a split augments them."""
+        return self[indices]
+
+    @property
+    def resident(self) -> bool:
+        """Whether a batch is there without any work of the CPU."""
+        return True
+
     def joined(self, other: Cases) -> Cases:
         """These cases and, after them, the others."""
         inputs = {name: torch.cat([each, other.inputs[name]]) for name, each in self.inputs.items()}
@@ -52,18 +61,27 @@ class Cases:
     def to(self, device: torch.device) -> Cases:
         """The same cases on another device."""
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return Cases(inputs, self.target.to(device))
+        return replace(self, inputs=inputs, target=self.target.to(device))
+
+
+def _one_each(target: Tensor) -> Tensor:
+    return target.new_ones(len(target), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is minimised and what is reported: both the mean of one number a case."""
+    """What is minimised and what is reported: both the mean of one number a case.
+
+    A case may count for less than others, or for more: its loss and score are then already times
+    its weight, and a mean is their sum over that of the weights.
+    """
 
     losses: Callable[[Tensor, Tensor], Tensor]  # outputs, target -> [B]
     scores: Callable[[Tensor, Tensor], Tensor]  # outputs, target -> [B]
     metric: str
     value: Callable[[float], float]  # the metric, of the mean score
     higher_is_better: bool
+    weights: Callable[[Tensor], Tensor] = _one_each  # target -> [B]: how much each case counts
 
 
 def _cross_entropies(outputs: Tensor, target: Tensor) -> Tensor:
@@ -94,6 +112,8 @@ class Sizes:
     num_outputs: int  # classes, or numbers to predict
     num_channels: int | None = None  # of a token, where tokens are vectors
     vocab_size: int | None = None  # where tokens are symbols
+    mean: list[float] | None = None  # of each channel, where cases are pictures
+    std: list[float] | None = None
 
 
 class Encoding(Protocol):

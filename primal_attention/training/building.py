@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,13 +14,17 @@ from primal_attention.attention.statistics import KSVDLayer
 from primal_attention.models import (
     Embedding,
     Encoder,
+    LanguageModel,
     SequenceClassifier,
     Tower,
     TwoTowerClassifier,
     build_attentions,
 )
 from primal_attention.models.leaking import PaddingLeaks
+from primal_attention.patching.decision import DecisionModel, build_decision
+from primal_attention.patching.pictures import PictureClassifier, build_pictures
 from primal_attention.tasks import Sizes
+from primal_attention.tasks.offline_rl import environment_of
 from primal_attention.training.radam import LeanRAdam
 from primal_attention.training.recipe import Recipe
 
@@ -36,11 +41,15 @@ _REPLAYED: dict[str, Any] = {  # on a GPU, with few passes over the parameters
 
 
 def build_model(recipe: Recipe, sizes: Sizes) -> Any:
-    """The classifier of a recipe for cases of those sizes; parameters from the current seed.
+    """The model of a recipe for cases of those sizes; parameters from the current seed.
 
-    A ``SequenceClassifier``, or a ``TwoTowerClassifier`` where the recipe has two towers.
+    A ``LanguageModel`` for tasks of the domain ``language``, a ``DecisionModel`` for ``rl``, a
+    ``PictureClassifier`` for ``images``, a ``TwoTowerClassifier`` where the recipe has two towers,
+    else a ``SequenceClassifier``.
     """
-    model = _pairs(recipe, sizes) if recipe.num_towers == 2 else _sequences(recipe, sizes)
+    domain = recipe.task.partition("/")[0]
+    build = _BUILDERS.get(domain, _pairs if recipe.num_towers == 2 else _sequences)
+    model = build(recipe, sizes)
     if not uses_objective(recipe, model):
         freeze_objective(model)
     return model
@@ -72,6 +81,58 @@ def _pairs(recipe: Recipe, sizes: Sizes) -> TwoTowerClassifier:
     return TwoTowerClassifier(tower, sizes.num_outputs, hidden_dim=recipe.head_hidden_dim)
 
 
+def _language(recipe: Recipe, sizes: Sizes) -> LanguageModel:
+    if sizes.vocab_size is None:
+        raise ValueError("a language model reads symbols; the sizes have no vocab_size")
+    return LanguageModel(
+        sizes.vocab_size,
+        _attentions(recipe, sizes, causal=True),
+        recipe.dim,
+        recipe.ffn_dim,
+        norm=recipe.norm,
+        dropout=recipe.dropout,
+        activation="relu",
+    )
+
+
+def _decisions(recipe: Recipe, sizes: Sizes) -> DecisionModel:
+    if sizes.num_channels is None:
+        raise ValueError("a Decision Transformer reads states; the sizes have no num_channels")
+    names = ("dim", "num_layers", "num_heads", "ffn_dim", "num_tokens")
+    return build_decision(
+        recipe.model,
+        state_dim=sizes.num_channels,
+        action_dim=sizes.num_outputs,
+        sizes={name: getattr(recipe, name) for name in names},
+        dropout=recipe.dropout,
+        max_steps=environment_of(recipe.task.partition("/")[2]).longest,
+        options=recipe.attention,
+    )
+
+
+def _pictures(recipe: Recipe, sizes: Sizes) -> PictureClassifier:
+    if sizes.mean is None or sizes.std is None:
+        raise ValueError("a model of pictures standardises them; the sizes have no mean and std")
+    names = ("image_size", "patch_size", "dim", "num_layers", "num_heads", "ffn_dim")
+    return build_pictures(
+        recipe.model,
+        num_classes=sizes.num_outputs,
+        statistics=(sizes.mean, sizes.std),
+        sizes={name: getattr(recipe, name) for name in names},
+        pooling=recipe.pooling,
+        dropout=recipe.dropout,
+        drop_path=recipe.drop_path,
+        options=recipe.attention,
+    )
+
+
+_BUILDERS: dict[str, Callable[[Recipe, Sizes], nn.Module]] = {
+    "language": _language,
+    "rl": _decisions,
+    "images": _pictures,
+}
+
+
 def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[Embedding, Encoder]:
     attentions = _attentions(recipe, sizes)
     embedding = Embedding(
@@ -89,11 +150,11 @@ def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[Embedding, Enc
     return embedding, encoder
 
 
-def _attentions(recipe: Recipe, sizes: Sizes) -> list[nn.Module]:
+def _attentions(recipe: Recipe, sizes: Sizes, *, causal: bool = False) -> list[nn.Module]:
     longest = sizes.num_tokens + (recipe.pooling == "class_token")
     options = {"max_tokens": longest, **recipe.attention}
     attentions = build_attentions(
-        recipe.model, recipe.num_layers, recipe.dim, recipe.num_heads, **options
+        recipe.model, recipe.num_layers, recipe.dim, recipe.num_heads, causal=causal, **options
     )
     if recipe.mask_primal:
         return attentions
@@ -117,14 +178,23 @@ def freeze_objective(model: nn.Module) -> None:
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = False) -> Optimizer:
-    """The optimiser of a recipe over the parameters that are not frozen."""
+    """The optimiser of a recipe over the parameters that are not frozen.
+
+    A model may name some, ``undecayed()``, at which no weight decay pulls.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    undecayed: Any = getattr(model, "undecayed", list)
+    spared = {id(each) for each in undecayed()}
+    groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
+    if spared:
+        groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})
     settings = {
         "lr": recipe.lr,
         "weight_decay": recipe.weight_decay,
+        "betas": (0.9, recipe.adam_beta2),
         "eps": recipe.adam_eps,
         "capturable": capturable,
     }
     kinds = _REPLAYED if capturable else _OPTIMIZERS
-    optimizer: Optimizer = kinds[recipe.optimizer](parameters, **settings)
+    optimizer: Optimizer = kinds[recipe.optimizer](groups, **settings)
     return optimizer

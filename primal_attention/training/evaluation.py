@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 _TOKENS, _SYMBOLS = 2**16, 2**18  # of a batch; models of symbols have short vectors
+_PIXELS = 2**23  # of a batch, where cases are pictures
+_TARGETS = 2**13  # of a batch; each token then has as many outputs as there are symbols
 
 
 class Evaluation(NamedTuple):
@@ -26,7 +28,7 @@ class Evaluation(NamedTuple):
 def evaluate(model: Any, goal: Goal, cases: Cases, fabric: Fabric) -> Evaluation:
     """Loss and metric of a model over all cases, shared out over the processes."""
     model.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=fabric.device)
+    sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)
     mine = torch.arange(fabric.global_rank, len(cases), fabric.world_size, device=fabric.device)
     size = _batch_size(cases)
     batches = -(-len(cases) // (size * fabric.world_size))  # the same in every process
@@ -35,14 +37,21 @@ def evaluate(model: Any, goal: Goal, cases: Cases, fabric: Fabric) -> Evaluation
         indices = mine[index * size : (index + 1) * size]
         batch = cases[indices if len(indices) else mine.new_zeros(1)]
         outputs = model(**batch.inputs)
-        both = goal.losses(outputs, batch.target), goal.scores(outputs, batch.target)
+        losses = goal.losses(outputs, batch.target)
+        same = goal.scores is goal.losses
+        scores = losses if same else goal.scores(outputs, batch.target)
         if len(indices):
-            sums += torch.stack([each.double().sum() for each in both])
-    means = mean_over_processes(fabric, sums) * fabric.world_size / len(cases)
-    loss, score = means.tolist()
-    return Evaluation(loss, goal.value(score))
+            numbers = losses, scores, goal.weights(batch.target)
+            sums += torch.stack([each.double().sum() for each in numbers])
+    loss, score, weight = mean_over_processes(fabric, sums).tolist()
+    return Evaluation(loss / weight, goal.value(score / weight))
 
 
 def _batch_size(cases: Cases) -> int:
-    x = next(iter(cases.inputs.values()))
+    if "pictures" in cases.inputs:
+        first = cases[torch.zeros(1, dtype=torch.int64, device=cases.target.device)]
+        return max(1, _PIXELS // first.inputs["pictures"].numel())
+    x, target = next(iter(cases.inputs.values())), cases.target
+    if target.ndim > 1 and not target.is_floating_point():
+        return max(1, _TARGETS // target.shape[1])
     return max(1, (_TOKENS if x.is_floating_point() else _SYMBOLS) // x.shape[1])

@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from primal_attention.models.stacks import MODELS
+from primal_attention.tasks.images.augmentation import AUGMENTATIONS
 from primal_attention.training.schedules import SCHEDULES
 
 PROTOCOLS = ("paper", "clean")
@@ -30,6 +31,13 @@ class Recipe:
     #   Held out of train; 0: the set has validation cases; None: the test cases select.
     valid_fraction: float | None = 0.2
 
+    num_tokens: int = 512  # of a window of text
+    context_tokens: int = 0  # of these, in an evaluation, come before those that count
+
+    image_size: int = 224  # pixels of a side of a picture
+    patch_size: int = 16  # of a token of it
+    augment: str = "none"  # what pictures go through: a name of AUGMENTATIONS
+
     num_towers: int = 1  # 2: a case is a pair of sequences
     num_layers: int = 2
     dim: int = 512
@@ -40,6 +48,7 @@ class Recipe:
     pooling: str = "mean"
     head_hidden_dim: int | None = None  # of a hidden layer before the outputs
     dropout: float = 0.1
+    drop_path: float = 0.0  # of whole branches of the last layer, of others in proportion: pictures
     mask_attention: bool = True  # False: padding leaks into attention, as released for UEA
     mask_primal: bool = True  # False: it leaks into Primal layers alone, as released for LRA
     attention: Mapping[str, Any] = field(default_factory=dict)  # options of the mechanism
@@ -51,6 +60,7 @@ class Recipe:
     lr: float = 1e-3
     weight_decay: float = 0.0
     adam_eps: float = 1e-8
+    adam_beta2: float = 0.999
     batch_size: int = 16
     epochs: int = 100
     steps: int | None = None  # in place of epochs: batches are then all full
@@ -73,18 +83,23 @@ class Recipe:
             schedule=(self.schedule, SCHEDULES),
             objective=(self.objective, OBJECTIVES),
             precision=(self.precision, PRECISIONS),
+            augment=(self.augment, AUGMENTATIONS),
         )
-        for name in ("num_layers", "batch_size", "epochs", "eval_every"):
+        for name in ("image_size", "patch_size"):
+            _check(name, getattr(self, name), lambda value: value >= 1, "at least 1")
+        _check("drop_path", self.drop_path, lambda value: 0 <= value < 1, "in [0, 1)")
+        for name in ("num_tokens", "num_layers", "batch_size", "epochs", "eval_every"):
             _check(name, getattr(self, name), lambda value: value >= 1, "at least 1")
         for name in ("steps", "head_hidden_dim", "patience"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), lambda value: value >= 1, "at least 1")
         _check("num_towers", self.num_towers, lambda value: value in (1, 2), "1 or 2")
-        for name in ("eta", "weight_decay"):
+        for name in ("context_tokens", "eta", "weight_decay"):
             _check(name, getattr(self, name), lambda value: value >= 0, "not negative")
         _check("seed", self.seed, lambda value: value >= 0, "not negative")
         for name in ("lr", "adam_eps"):
             _check(name, getattr(self, name), lambda value: value > 0, "positive")
+        _check("adam_beta2", self.adam_beta2, lambda value: 0 <= value < 1, "in [0, 1)")
         _check("warmup", self.warmup, lambda value: 0 <= value <= 1, "between 0 and 1")
         if self.clip_norm is not None:
             _check("clip_norm", self.clip_norm, lambda value: value > 0, "positive")

@@ -96,7 +96,8 @@ def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> No
         more: Columns that they have beside those.
     """
     with _locked(path):
-        merged = {tuple(row[name] for name in KEY): row for row in [*read_rows(path), *rows]}
+        key = (*KEY, "selection")  # a run may have a row for each of its checkpoints
+        merged = {tuple(row[name] for name in key): row for row in [*read_rows(path), *rows]}
         text = io.StringIO()
         ordered = sorted(merged.values(), key=_order)
         writer = csv.DictWriter(text, [*COLUMNS, *more], lineterminator="\n")

@@ -26,6 +26,15 @@ def _cosine(progress: float, warmup: float) -> float:
     return (1 + math.cos(math.pi * (progress - warmup) / max(1 - warmup, 1e-12))) / 2
 
 
+def _inverse_sqrt(progress: float, warmup: float) -> float:
+    """A straight line up to the peak, then down with one over the root of the step.
+
+    Without a warm-up there is no step to count from: it stays at the peak.
+    """
+    falling = warmup > 0 and progress > warmup
+    return math.sqrt(warmup / progress) if falling else _rise(progress, warmup)
+
+
 def _rise(progress: float, warmup: float) -> float:
     return min(1.0, progress / warmup) if warmup > 0 else 1.0
 
@@ -35,6 +44,7 @@ SCHEDULES: dict[str, Callable[[float, float], float]] = {
     "warmup": _warmup,
     "one_cycle": _one_cycle,
     "cosine": _cosine,
+    "inverse_sqrt": _inverse_sqrt,
 }
 
 

@@ -29,7 +29,8 @@ class Step:
         self.recipe, self.task, self.fabric = recipe, task, fabric
         self.model, self.optimizer = model, optimizer
         self.with_objective = uses_objective(recipe, model)
-        self.update = Replayed(self._update) if can_replay(recipe, fabric) else self._update
+        replayed = can_replay(recipe, fabric) and task.train.resident
+        self.update = Replayed(self._update) if replayed else self._update
         self.lr = torch.zeros((), device=fabric.device)
 
     def __call__(self, indices: Tensor, lr: float) -> Tensor:
@@ -42,7 +43,7 @@ class Step:
         return self.update(mine if len(mine) else indices[:1], share)
 
     def _update(self, indices: Tensor, share: float) -> Tensor:
-        recipe, batch = self.recipe, self.task.train[indices]
+        recipe, batch = self.recipe, self.task.train.drawn(indices)
         with record_ksvd(self.model):
             loss = self.task.goal.losses(self.model(**batch.inputs), batch.target).mean()
         objective = loss.new_zeros(())

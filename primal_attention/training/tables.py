@@ -45,6 +45,7 @@ class Expected:
     printed: Mapping[tuple[Key, str], float]  # of rows that the paper has
     model: str | None = None  # of all cells, where the columns are not models
     free: frozenset[str] = frozenset()  # settings in which a cell may differ from the recipe
+    selection: str | None = None  # of the checkpoint, where a run has rows for several
 
 
 def read_expected(path: Path) -> Expected:
@@ -71,6 +72,7 @@ def read_expected(path: Path) -> Expected:
             printed=printed,
             model=values.get("model"),
             free=frozenset(values.get("free", ())),
+            selection=values.get("selection"),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a table of expected numbers: {error!r}") from error
@@ -162,7 +164,7 @@ def fill(
         columns: Those to show; by default all that have a run, or else all of the paper.
         settings: ``key=value`` changes to the recipes: shows runs that have them instead.
     """
-    runs = _distinct(rows)
+    runs = _distinct(row for row in rows if expected.selection in (None, row["selection"]))
     known = _known_columns(expected, runs)
     for column in columns:
         if column not in known:
@@ -186,9 +188,13 @@ def fill(
 
 
 def printed_number(expected: Expected, recipe: Recipe) -> float | None:
-    """What the paper has for the set and model of a recipe, in a table whose columns are models."""
+    """What the paper has for the set and model of a recipe, in a table whose columns are models.
+
+    None where the table is of something that training does not measure.
+    """
     domain, _, name = recipe.task.partition("/")
-    if (expected.domain, expected.column) != (domain, "model"):
+    of_training = expected.selection is None
+    if (expected.domain, expected.column, of_training) != (domain, "model", True):
         return None
     return expected.printed.get(((("dataset", name),), recipe.model))
 

@@ -14,6 +14,7 @@ COMMANDS = [
     "train",
     "evaluate",
     "predict",
+    "generate",
     "spectrum",
     "table",
     "sweep",

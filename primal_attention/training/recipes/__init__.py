@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from primal_attention.models.stacks import MODELS
 from primal_attention.training.recipe import PROTOCOLS, Recipe, nearest
+from primal_attention.training.recipes.images import images_clean, images_paper
+from primal_attention.training.recipes.language import language_clean, language_paper
 from primal_attention.training.recipes.lra import lra_clean, lra_paper
+from primal_attention.training.recipes.rl import rl_clean, rl_paper
 from primal_attention.training.recipes.uea import uea_clean, uea_paper
 
 RECIPES: dict[tuple[str, str], Callable[[str, str, int], Recipe]] = {
@@ -14,6 +17,12 @@ RECIPES: dict[tuple[str, str], Callable[[str, str, int], Recipe]] = {
     ("uea", "clean"): uea_clean,
     ("lra", "paper"): lra_paper,
     ("lra", "clean"): lra_clean,
+    ("language", "paper"): language_paper,
+    ("language", "clean"): language_clean,
+    ("rl", "paper"): rl_paper,
+    ("rl", "clean"): rl_clean,
+    ("images", "paper"): images_paper,
+    ("images", "clean"): images_clean,
 }
 DOMAINS = tuple(dict.fromkeys(domain for domain, _ in RECIPES))
 

@@ -1,0 +1,184 @@
+"""The drawings of a report, as SVG inside of addresses; once for a light page, once for a dark."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from primal_attention.analysis.duality import LayerDuality
+from primal_attention.analysis.report.html import Picture
+from primal_attention.analysis.spectrum import ENERGY, LayerSpectrum
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_INK, _PALE = "#1f2933", "#e4e8ec"  # of everything that is not data, on a light and a dark page
+_COLOURS = ("#d55e00", "#2f86c6", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_STYLES = ("-", "--", ":", "-.")
+_SHADE = (47 / 255, 134 / 255, 198 / 255)
+_WIDTH, _HEIGHT = 4.8, 3.2
+_MARKED = 30  # rounds up to which each is a dot
+_LEGEND = 8  # lines up to which a legend is of use
+_NUMBERED = 15  # classes up to which the matrix has numbers in it
+_LETTERS = 22
+
+
+class Curve(NamedTuple):
+    """A line of numbers; ``best`` is the place that is marked."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    best: int | None = None
+
+
+def draw_curves(curves: Sequence[Curve], xlabel: str, ylabel: str) -> Picture:
+    """Curves over the rounds of a run; the best rounds are marked."""
+    figure, axes = _figure(_WIDTH, _HEIGHT)
+    looks = zip(curves, cycle(_COLOURS), cycle(_looks()), strict=False)
+    for (name, x, y, best), colour, style in looks:
+        mark = "." if len(x) <= _MARKED else ""
+        axes.plot(x, y, style, marker=mark, color=colour, label=_plain(name), linewidth=1.6)
+        if best is not None:
+            axes.plot(x[best], y[best], "o", color=colour, markersize=8, fillstyle="none")
+            if len(curves) <= 2:
+                axes.axvline(x[best], color=_INK, alpha=0.35, linewidth=0.8, linestyle="--")
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    return _finished(figure, axes, legend=1 < len(curves))
+
+
+def draw_explained(layers: Mapping[str, LayerSpectrum], title: str = "") -> Picture:
+    """Cumulative explained variance of layers by name, with bands of one deviation."""
+    figure, axes = _figure(_WIDTH, _HEIGHT)
+    for (name, layer), colour in zip(layers.items(), _by_depth(len(layers)), strict=True):
+        x = range(1, len(layer.explained) + 1)
+        mean, deviation = layer.explained.numpy(), layer.explained_deviation.numpy()
+        axes.plot(x, mean, color=colour, label=_plain(name), linewidth=1.6)
+        if len(layers) <= _LEGEND:
+            low, high = (mean - deviation).clip(0, 1), (mean + deviation).clip(0, 1)
+            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.axhline(ENERGY, color=_INK, alpha=0.35, linewidth=0.8, linestyle="--")
+    axes.set(xlabel="directions", ylabel="explained variance", title=_plain(title))
+    axes.set_ylim(top=1.02)
+    return _finished(figure, axes, legend=len(layers) <= _LEGEND)
+
+
+def draw_singular_values(layers: Mapping[str, LayerSpectrum]) -> Picture:
+    """Mean singular values of layers by name, over the first of each."""
+    figure, axes = _figure(_WIDTH, _HEIGHT)
+    for (name, layer), colour in zip(layers.items(), _by_depth(len(layers)), strict=True):
+        first = float(layer.singular_values[0]) or 1.0
+        relative = (layer.singular_values / first).clamp(min=1e-8).numpy()
+        x = range(1, len(relative) + 1)
+        axes.semilogy(x, relative, color=colour, label=_plain(name), linewidth=1.6)
+    axes.set(xlabel="direction", ylabel="singular value / first")
+    return _finished(figure, axes, legend=len(layers) <= _LEGEND)
+
+
+def draw_energies(layers: Sequence[LayerDuality]) -> Picture:
+    """What the directions of Primal layers explain, beside the most that is possible."""
+    figure, axes = _figure(_WIDTH, 1.2 + 0.75 * len(layers))
+    bars = (("best possible", "best"), ("by its subspaces", "subspaces"), ("explained", "explained"))
+    for place, ((label, field), colour) in enumerate(zip(bars, _COLOURS, strict=False)):
+        values = [getattr(layer, field).mean for layer in layers]
+        y = [index + 0.26 * (place - 1) for index in range(len(layers))]
+        shown = [min(max(value, 0.0), 1.0) for value in values]
+        axes.barh(y, shown, height=0.24, color=colour, label=label)
+        for where, width, value in zip(y, shown, values, strict=True):
+            axes.text(width + 0.01, where, f"{value:.2g}", va="center", fontsize=8, color=_INK)
+    axes.set_yticks(range(len(layers)), [_plain(layer.name) for layer in layers])
+    axes.set(xlabel="share of the energy of the kernel matrix", xlim=(0, 1.12))
+    axes.invert_yaxis()
+    return _finished(figure, axes, legend=True, below=True)
+
+
+def draw_confusion(confusion: Tensor, labels: Sequence[str]) -> Picture:
+    """Cases of a class (rows) by what they were taken for, shaded by their share of the class."""
+    count = len(labels)
+    side = min(max(3.2, 0.42 * count + 1.4), 8.0)
+    figure, axes = _figure(side + 0.6, side)
+    shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
+    axes.imshow([[(*_SHADE, share) for share in row] for row in shares.tolist()])
+    if count <= _NUMBERED:
+        for i, row in enumerate(confusion.tolist()):
+            for j, number in enumerate(row):
+                strong = "#ffffff" if shares[i, j] > 0.6 else _INK
+                text = str(number) if number else ""
+                axes.text(j, i, text, ha="center", va="center", color=strong, fontsize=8)
+    every = range(0, count, math.ceil(count / 40))
+    names = [_plain(labels[i]) for i in every]
+    upright = 0 if all(len(name) <= 3 for name in names) and count <= _NUMBERED else 90
+    axes.set_xticks(every, names, rotation=upright, fontsize=8)
+    axes.set_yticks(every, names, fontsize=8)
+    axes.set(xlabel="taken for", ylabel="class")
+    return _picture(figure)
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        message = "figures need matplotlib: pip install 'primal-attention[examples]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.patch.set_alpha(0)
+    axes.tick_params(color=_INK, labelcolor=_INK)
+    for part in (axes.xaxis.label, axes.yaxis.label, axes.title):
+        part.set_color(_INK)
+    for name, spine in axes.spines.items():
+        spine.set(color=_INK, alpha=0.5, visible=name in ("left", "bottom"))
+    return figure, axes
+
+
+def _finished(figure: Figure, axes: Any, *, legend: bool, below: bool = False) -> Picture:
+    axes.grid(color=_INK, alpha=0.12)
+    axes.set_axisbelow(True)
+    if legend and below:
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, labelcolor=_INK)
+    elif legend:
+        axes.legend(frameon=False, labelcolor=_INK, fontsize=8)
+    return _picture(figure)
+
+
+def _picture(figure: Figure) -> Picture:
+    from matplotlib import rc_context
+
+    text = io.StringIO()
+    with rc_context({"svg.hashsalt": "report"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # of a script that the font lacks
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    light = text.getvalue()
+    return Picture(_address(light), _address(light.replace(_INK, _PALE)))
+
+
+def _address(svg: str) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+
+
+def _by_depth(count: int) -> Iterable[Any]:
+    """Colours that tell a few layers apart, or run from the first of many to the last."""
+    if count <= len(_COLOURS):
+        return _COLOURS[:count]
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](0.1 + 0.8 * index / (count - 1)) for index in range(count)]
+
+
+def _looks() -> Iterable[str]:
+    """Styles of lines; the next one once all colours are used."""
+    return [style for style in _STYLES for _ in _COLOURS]
+
+
+def _plain(text: str) -> str:
+    """A name without signs that a drawing would read as formulas, and not too long."""
+    short = text if len(text) <= _LETTERS else f"…{text[1 - _LETTERS :]}"
+    shown = "".join(each if each.isprintable() else "?" for each in short)
+    return shown.replace("$", r"\$").removeprefix("_")

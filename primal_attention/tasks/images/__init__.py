@@ -1,0 +1,25 @@
+"""Images: folders of pictures, prepared files, augmentation on the device, vision transformers."""
+
+from primal_attention.tasks.images.augmentation import AUGMENTATIONS, Augmentation
+from primal_attention.tasks.images.folders import PictureSet, read_folder
+from primal_attention.tasks.images.imagenet_100 import IMAGENET_100
+from primal_attention.tasks.images.sources import (
+    IMAGE_SETS,
+    find_images,
+    load_images,
+    prepare_images,
+)
+from primal_attention.tasks.images.task import images_task
+
+__all__ = [
+    "AUGMENTATIONS",
+    "IMAGENET_100",
+    "IMAGE_SETS",
+    "Augmentation",
+    "PictureSet",
+    "find_images",
+    "images_task",
+    "load_images",
+    "prepare_images",
+    "read_folder",
+]

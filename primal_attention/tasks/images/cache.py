@@ -1,0 +1,84 @@
+"""Prepared pictures: the bytes of all files, as they are, in one `.npz`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primal_attention.tasks.images.decoding import check_pictures
+from primal_attention.tasks.images.folders import Encoded, PictureSet
+from primal_attention.tasks.lra.cache import write_arrays
+from primal_attention.tasks.prepared import WRONG_FILE
+
+FORMAT = "primal-attention images, version 1"
+PARTS = ("train", "test")
+MOST = 2**32  # bytes: a larger set is better read from its folder
+
+
+def write_prepared(path: Path, pictures: PictureSet) -> None:
+    """Write a file; under another name first, so that a file of this name is always whole.
+
+    Each picture is looked at, so that one that is cut off is found now.
+    """
+    classes = "\n".join(pictures.classes).encode()
+    arrays: dict[str, Any] = {"classes": np.frombuffer(classes, dtype=np.uint8)}
+    for part in PARTS:
+        packed = _packed(getattr(pictures, part))
+        arrays |= {f"{part}_{key}": each for key, each in packed.items()}
+    for encoded in (pictures.train, pictures.test):
+        check_pictures(encoded)
+    write_arrays(path, {"format": np.array(FORMAT), **arrays})
+
+
+def read_prepared(path: Path) -> PictureSet:
+    """The pictures of a file, still encoded.
+
+    Raises:
+        ValueError: Naming the file, what is wrong with it and what to do.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            if (found := str(stored["format"])) != FORMAT:
+                raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
+            arrays = {name: stored[name] for name in stored.files}
+        classes = tuple(arrays["classes"].tobytes().decode().split("\n"))
+        return PictureSet(classes, *(_unpacked(path, part, arrays, len(classes)) for part in PARTS))
+    except WRONG_FILE as error:
+        raise ValueError(
+            f"{path} is not a whole prepared set of pictures ({error}); delete it, and write it "
+            f"anew with prepare_images({path.stem!r}, <folder of its pictures>)"
+        ) from error
+
+
+def _packed(encoded: Encoded) -> dict[str, NDArray[Any]]:
+    """All files one after the other, where each ends, and its class."""
+    files, total = list[bytes](), 0
+    for i in range(len(encoded)):
+        files.append(encoded.read(i))
+        total += len(files[-1])
+        if total > MOST:
+            raise ValueError(
+                f"{encoded.name(i)}: up to here there are more than {MOST >> 30} GiB; a set "
+                "of this size is not prepared but read from its folder"
+            )
+    ends = np.cumsum([len(each) for each in files], dtype=np.int64)
+    blob = np.frombuffer(b"".join(files), dtype=np.uint8)
+    return {"bytes": blob, "ends": ends, "labels": encoded.labels.astype(np.int32)}
+
+
+def _unpacked(path: Path, part: str, arrays: dict[str, NDArray[Any]], num_classes: int) -> Encoded:
+    """The pictures of one part; the arrays have to fit each other."""
+    blob, ends, labels = (arrays[f"{part}_{key}"] for key in ("bytes", "ends", "labels"))
+    sizes = np.diff(ends, prepend=0)
+    if len(labels) != len(ends) or sizes.min() < 0 or ends[-1] != len(blob):
+        raise ValueError(f"its pictures of {part} do not fit their number")
+    if set(labels.tolist()) != set(range(num_classes)):
+        raise ValueError(f"its classes are not those of {part}")
+    return Encoded(
+        lambda i: blob[ends[i] - sizes[i] : ends[i]].tobytes(),
+        lambda i: f"{path}, picture {i} of {part}",
+        labels.astype(np.int64),
+    )

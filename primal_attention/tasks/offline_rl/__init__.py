@@ -1,0 +1,36 @@
+"""Offline reinforcement learning: trajectories, windows, policies, roll-outs."""
+
+from primal_attention.tasks.offline_rl.acting import MODES, Policy, policy_of
+from primal_attention.tasks.offline_rl.environments import (
+    ENVIRONMENTS,
+    RL_SETS,
+    Environment,
+    environment_of,
+)
+from primal_attention.tasks.offline_rl.making import make_set
+from primal_attention.tasks.offline_rl.rollout import Rollout, Trial, roll_out
+from primal_attention.tasks.offline_rl.sources import find_rl, load_rl, prepare_rl, rl_folder
+from primal_attention.tasks.offline_rl.trajectories import Trajectories
+from primal_attention.tasks.offline_rl.windows import TrajectoryEncoding, Windows, rl_task
+
+__all__ = [
+    "ENVIRONMENTS",
+    "MODES",
+    "RL_SETS",
+    "Environment",
+    "Policy",
+    "Rollout",
+    "Trajectories",
+    "TrajectoryEncoding",
+    "Trial",
+    "Windows",
+    "environment_of",
+    "find_rl",
+    "load_rl",
+    "make_set",
+    "policy_of",
+    "prepare_rl",
+    "rl_folder",
+    "rl_task",
+    "roll_out",
+]

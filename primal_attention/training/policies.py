@@ -1,0 +1,196 @@
+"""Trained policies: from a run to episodes in the environment, and a row of results.
+
+A run keeps the weights of its last round and those of the round with the lowest error on held-out
+episodes. Both are rolled out and both are told: ``last``, which nothing chose, and ``best``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from primal_attention.patching.decision import DecisionModel
+from primal_attention.tasks import Sizes
+from primal_attention.tasks.offline_rl import (
+    Rollout,
+    TrajectoryEncoding,
+    Trial,
+    environment_of,
+    policy_of,
+    roll_out,
+)
+from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
+from primal_attention.training.building import build_model
+from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+from primal_attention.training.intervals import estimate
+from primal_attention.training.loop import BEST, LAST
+from primal_attention.training.recipe import Recipe
+from primal_attention.training.results import Row, key_of
+
+Told: TypeAlias = Callable[[int], None]
+"""Is called with the number of each step of the longest episode."""
+SELECTIONS = ("last", "best")
+MORE = ("margin", "return", "length", "episodes", "target", "mode", "environment")
+"""What a row of a policy has beside the columns of every row."""
+
+
+class Policies(NamedTuple):
+    """What a run learned: the weights of both rounds, and what it takes to use them."""
+
+    recipe: Recipe
+    sizes: Sizes
+    encoding: TrajectoryEncoding
+    weights: Mapping[str, Mapping[str, Tensor]]  # by selection
+    rounds: Mapping[str, Mapping[str, float]]  # by selection: epoch, step and errors
+
+    @property
+    def set_name(self) -> str:
+        """The data set, for instance ``hopper-medium``."""
+        return self.recipe.task.partition("/")[2]
+
+    def model(self, selection: str) -> DecisionModel:
+        """The model with those weights, on the CPU, in evaluation mode."""
+        with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
+            model: DecisionModel = build_model(self.recipe, self.sizes)
+        model.load_state_dict(
+            {name: each.float() for name, each in self.weights[selection].items()}
+        )
+        return model.eval()
+
+
+def read_policies(path: Path) -> Policies:
+    """The policies of a run directory, or of a file that ``pack_policies`` wrote."""
+    if not path.is_dir():
+        checkpoint = read_checkpoint(path)
+        weights = {name: checkpoint.part(name) for name in SELECTIONS}
+        weights["best"] = weights["best"] or weights["last"]
+        return _policies(path, checkpoint.facts, weights)
+    best, last = read_checkpoint(path / BEST), read_checkpoint(path / LAST)
+    rounds = {"last": last.facts["progress"]["rounds"][-1], "best": best.facts.get("round")}
+    weights = {"last": last.part("model"), "best": best.tensors}
+    return _policies(path, {**best.facts, "rounds": rounds}, weights)
+
+
+def pack_policies(run: Path, out: Path) -> None:
+    """Write both policies of a run to one file, in half precision: a fraction of a checkpoint."""
+    found = read_policies(run)
+    same = found.rounds["last"] == found.rounds["best"]
+    tensors = {
+        f"{selection}.{name}": each.half()
+        for selection in (SELECTIONS[:1] if same else SELECTIONS)
+        for name, each in found.weights[selection].items()
+    }
+    facts = {
+        "recipe": found.recipe.to_json(),
+        "sizes": found.sizes.__dict__,
+        "encoding": found.encoding.to_dict(),
+        "rounds": found.rounds,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_checkpoint(out, tensors, facts)
+
+
+def _policies(
+    path: Path, facts: Mapping[str, Any], weights: Mapping[str, Mapping[str, Tensor]]
+) -> Policies:
+    recipe = Recipe.from_json(facts["recipe"])
+    if not recipe.task.startswith("rl/"):
+        raise ValueError(f"{path} is a run of {recipe.task}, which has no environment to act in")
+    encoding = TrajectoryEncoding.from_dict(facts["encoding"])
+    return Policies(recipe, Sizes(**facts["sizes"]), encoding, weights, facts["rounds"])
+
+
+def try_policy(
+    found: Policies,
+    selection: str,
+    trial: Trial,
+    mode: str = "window",
+    *,
+    told: Told = lambda step: None,
+    video: Path | None = None,
+) -> Rollout:
+    """Episodes of one of the policies of a run, see ``roll_out`` and ``policy_of``."""
+    context = found.recipe.num_tokens // TOKENS_PER_STEP
+    policy = policy_of(found.model(selection), mode, context)
+    environment = environment_of(found.set_name)
+    return roll_out(policy, found.encoding, environment, trial, told=told, video=video)
+
+
+def trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
+    """The columns that say which policy was tried, and how."""
+    environment = environment_of(found.set_name)
+    usual = trial.target == environment.targets[0] and mode == "window"
+    return {
+        **key_of(found.recipe),
+        "selection": selection + ("" if usual else f", {mode}, target {trial.target:g}"),
+        "episodes": f"{trial.episodes}",
+        "target": f"{trial.target:g}",
+        "mode": mode,
+        "environment": f"{environment.gym_name}-v{trial.version}",
+    }
+
+
+def policy_row(
+    found: Policies, selection: str, trial: Trial, mode: str, rollout: Rollout, commit: str
+) -> Row:
+    """The row of a policy: its mean return, on the scale of D4RL, with an interval."""
+    entry = found.rounds[selection]
+    scores = estimate(environment_of(found.set_name).score(rollout.returns).tolist())
+    return {
+        **trial_key(found, selection, trial, mode),
+        "metric": "return",
+        "value": f"{scores.mean:.4f}",
+        "valid": f"{entry['valid_action_mse']:.6f}",
+        "epoch": f"{entry['epoch']}",
+        "steps": f"{entry['step']:.0f}",
+        "seconds": "",
+        "device": "cpu",
+        "torch": torch.__version__,
+        "commit": commit,
+        "margin": "" if scores.margin is None else f"{scores.margin:.4f}",
+        "return": f"{rollout.returns.mean():.2f}",
+        "length": f"{rollout.lengths.mean():.1f}",
+    }
+
+
+def _in_silence(name: str) -> AbstractContextManager[Told]:
+    return nullcontext(lambda step: None)
+
+
+def missing_rows(
+    found: Policies,
+    trial: Trial,
+    mode: str,
+    rows: Iterable[Row],
+    *,
+    commit: str,
+    watching: Callable[[str], AbstractContextManager[Told]] = _in_silence,
+    video: Path | None = None,
+) -> Iterator[Row]:
+    """A row for each policy of a run that has none; one that is both is rolled out once.
+
+    Args:
+        found: The policies.
+        trial: How each is tried.
+        mode: One of ``MODES``.
+        rows: Those that there are.
+        commit: Of the code.
+        watching: Who is told how the episodes of a policy go, by the name of the policy.
+        video: A folder for pictures of an episode of each.
+    """
+    rows, known = list(rows), None
+    for selection in SELECTIONS:
+        key = trial_key(found, selection, trial, mode)
+        if any(key.items() <= row.items() for row in rows):
+            continue
+        if known is None or found.rounds["last"] != found.rounds["best"]:
+            name = f"{found.set_name}-{found.recipe.model}-seed{found.recipe.seed}-{selection}"
+            with watching(name) as told:
+                place = video and video / f"{name}.gif"
+                known = try_policy(found, selection, trial, mode, told=told, video=place)
+        yield policy_row(found, selection, trial, mode, known, commit)

@@ -1,0 +1,51 @@
+"""The processor time of an action at some steps of an episode, by window and by state, on one core.
+
+    python reproduction/primal_attention/table4_d4rl/action_time.py --episodes 1
+
+Time of the processor, not of the clock: others may be using the machine.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from primal_attention.tasks import Sizes
+from primal_attention.tasks.offline_rl import policy_of
+from primal_attention.training.building import build_model
+from primal_attention.training.recipes import find_recipe
+
+MODELS = ("softmax", "primal_plus", "primalformer", "linear", "flow")
+MARKS, AROUND, CONTEXT = (20, 100, 300, 999), 20, 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--episodes", type=int, default=1, help="side by side")
+    parser.add_argument("--repeats", type=int, default=3, help="of which the fastest counts")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print("model, mode:", *(f"step {mark}" for mark in MARKS), "(ms)")
+    for model in MODELS:
+        for mode in ("window", "state"):
+            times = [times_of(model, mode, arguments.episodes) for _ in range(arguments.repeats)]
+            fastest = [min(each) for each in zip(*times, strict=True)]
+            print(f"{model}, {mode}:", *(f"{1e3 * each:.2f}" for each in fastest), flush=True)
+
+
+def times_of(model: str, mode: str, episodes: int) -> list[float]:
+    """Medians around the marks, in seconds."""
+    recipe = find_recipe("rl/hopper-medium", model, "clean")
+    policy = policy_of(build_model(recipe, Sizes(3 * CONTEXT, 3, 11)).eval(), mode, CONTEXT)
+    states, returns = torch.randn(episodes, 11), torch.ones(episodes, 1)
+    times = []
+    for _ in range(MARKS[-1]):
+        began = time.process_time()
+        policy.act(states, returns)
+        times.append(time.process_time() - began)
+    return [statistics.median(times[mark - AROUND : mark]) for mark in MARKS]
+
+
+if __name__ == "__main__":
+    main()

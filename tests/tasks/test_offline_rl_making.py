@@ -1,0 +1,192 @@
+"""Data made with policies, and policies in the environment."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from primal_attention.tasks.offline_rl import (
+    ENVIRONMENTS,
+    RL_SETS,
+    TrajectoryEncoding,
+    Trial,
+    load_rl,
+    make_set,
+    roll_out,
+)
+from primal_attention.tasks.offline_rl import making as making_module
+from primal_attention.tasks.offline_rl.agents import Agent
+from primal_attention.tasks.offline_rl.making import chunks_of, mixture_of
+from primal_attention.tasks.offline_rl.minari_files import minari_folder
+from primal_attention.tasks.offline_rl.simulators import make_environment
+
+from .toy_rl import HOPPER, trajectories, write_agents
+
+NAME = "hopper-medium"
+
+
+def test_a_set_is_made_once_and_the_same_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(making_module, "CHUNK", 60)
+    monkeypatch.chdir(tmp_path)
+    agents = write_agents(tmp_path / "agents")
+    path = make_set(NAME, agents, tmp_path / "one", transitions=130, seed=5)
+    found = load_rl(NAME, tmp_path / "one")
+    assert 130 <= len(found.rewards) < 330
+    assert found.terminated.all()  # it falls
+    facts = found.facts
+    assert facts["name"] == "D4RL-like/hopper-medium"
+    assert facts["environment"] == "Hopper-v5"
+    returns = HOPPER.score(found.returns)
+    assert facts["mean_score"] == pytest.approx(returns.mean(), abs=0.01)
+    (behaviour,) = facts["behaviours"].items()
+    assert behaviour[0] == "Hopper-sac.npz sampled"
+    assert behaviour[1]["transitions"] == len(found.rewards)
+    described = json.loads(
+        (minari_folder(tmp_path / "one", NAME) / "data" / "metadata.json").read_text()
+    )
+    assert json.loads(described["description"]) == facts
+    again = make_set(NAME, agents, tmp_path / "two", transitions=130, seed=5)
+    assert np.array_equal(load_rl(NAME, again.parent).states, found.states)
+    other = make_set(NAME, agents, tmp_path / "three", transitions=130, seed=6)
+    assert not np.array_equal(load_rl(NAME, other.parent).states[:5], found.states[:5])
+    left = {each.name for each in path.parent.iterdir()}
+    assert left == {f"{NAME}.npz", "D4RL-like"}
+    assert not list(tmp_path.glob("MUJOCO*"))
+
+
+def test_what_was_interrupted_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(making_module, "CHUNK", 50)
+    agents = write_agents(tmp_path / "agents")
+    whole = make_set(NAME, agents, tmp_path / "whole", transitions=140)
+    told = []
+
+    def stop(done, total):
+        told.append((done, total))
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_set(NAME, agents, tmp_path / "part", transitions=140, told=stop)
+    assert told == [(0, 3), (1, 3), (2, 3)]
+    assert not (tmp_path / "part" / f"{NAME}.npz").exists()
+    made = []
+    monkeypatch.setattr(
+        making_module, "roll_out", lambda *given: made.append(given) or _roll_out(*given)
+    )
+    path = make_set(NAME, agents, tmp_path / "part", transitions=140)
+    assert len(made) == 1
+    assert np.array_equal(load_rl(NAME, path.parent).states, load_rl(NAME, whole.parent).states)
+
+
+_roll_out = making_module.roll_out
+
+
+def test_mixtures_have_all_their_shares():
+    for name in RL_SETS:
+        mixture = mixture_of(name)
+        assert sum(mixture.values()) == pytest.approx(1)
+        chunks = chunks_of(name, 30_000, 0)
+        assert sum(each.transitions for each in chunks) == pytest.approx(30_000, abs=5)
+        assert len({each.seed for each in chunks}) == len(chunks)
+    assert len(mixture_of("hopper-medium-expert")) == 3
+
+
+def test_noise_of_policies(tmp_path):
+    agent = Agent(write_agents(tmp_path) / "Hopper-sac.npz", HOPPER)
+    state = np.linspace(-1, 1, 11)
+    plain = agent.act(state, 0, np.random.default_rng(0), 0.0)
+    assert np.array_equal(plain, agent.act(state, 0, np.random.default_rng(1), 0.0))
+    assert not np.array_equal(plain, agent.act(state, 0, np.random.default_rng(1), "sampled"))
+    rng = np.random.default_rng(0)
+    around = np.stack([agent.act(state, 0, rng, 0.05) for _ in range(400)])
+    inside = np.abs(plain) < 0.8
+    assert inside.any()
+    np.testing.assert_allclose(around.mean(0)[inside], plain[inside], atol=0.02)
+    np.testing.assert_allclose(around.std(0)[inside], 0.05, atol=0.01)
+    x = np.clip((state - 0.5) / 2, -10, 10)
+    hidden = np.maximum(agent.arrays["w0"] @ x, 0)
+    np.testing.assert_allclose(plain, np.tanh(agent.arrays["w1"] @ hidden), 1e-5)
+
+
+def test_policies_that_do_not_fit_are_refused(tmp_path):
+    folder = write_agents(tmp_path / "a", obs_dim=12)
+    with pytest.raises(ValueError, match=r"sac.npz has states and actions of \(12, 3\)"):
+        Agent(folder / "Hopper-sac.npz", HOPPER)
+    assert Agent(
+        write_agents(tmp_path / "b", obs_dim=12, time_feature=True) / "Hopper-sac.npz", HOPPER
+    )
+    with pytest.raises(FileNotFoundError, match="no policy"):
+        make_set("hopper-medium-expert", write_agents(tmp_path / "c"), tmp_path / "out")
+    silent = Agent(write_agents(tmp_path / "d", noise="none") / "Hopper-sac.npz", HOPPER)
+    with pytest.raises(ValueError, match="draws no random actions"):
+        silent.act(np.zeros(11), 0, np.random.default_rng(0), "sampled")
+    (tmp_path / "c" / "Hopper-sac.npz").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="not the file of a policy"):
+        make_set(NAME, tmp_path / "c", tmp_path / "out")
+    with pytest.raises(ValueError, match="transitions"):
+        make_set(NAME, tmp_path / "a", tmp_path / "out", transitions=0)
+    assert not (tmp_path / "out").exists()
+
+
+class Noted:
+    """Does the same in all episodes, and notes what it was told."""
+
+    def __init__(self, action):
+        self.action, self.asked, self.states = action, [], []
+
+    def act(self, states, returns_to_go):
+        self.states.append(states)
+        self.asked.append(returns_to_go[:, 0].tolist())
+        return torch.full((len(states), 3), self.action)
+
+    def keep(self, kept):
+        assert len(kept) < len(self.asked[-1])
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_episodes_side_by_side_are_those_one_by_one(version, tmp_path):
+    encoding = TrajectoryEncoding.fit(trajectories())
+    policy = Noted(2.0)  # clipped to 1
+    found = roll_out(policy, encoding, HOPPER, Trial(3600, 3, seed=11, version=version))
+    simulator = make_environment(HOPPER, version)
+    for index in range(3):
+        state, _ = simulator.reset(seed=11 + index)
+        assert torch.equal(policy.states[0][index], encoding.states(state))
+        earned, length, over = 0.0, 0, False
+        while not over:
+            _, reward, terminated, truncated, _ = simulator.step(np.ones(3, np.float32))
+            earned, length, over = earned + reward, length + 1, terminated or truncated
+        assert found.returns[index] == pytest.approx(earned)
+        assert found.lengths[index] == length
+    assert policy.asked[0] == pytest.approx([3.6] * 3)
+    assert len(policy.asked) == found.lengths.max()
+    assert policy.asked[1][0] < 3.6
+
+
+def test_a_video(tmp_path):
+    from PIL import Image
+
+    encoding, place = TrajectoryEncoding.fit(trajectories()), tmp_path / "videos" / "one.gif"
+    try:
+        roll_out(Noted(1.0), encoding, HOPPER, Trial(1.0, 2), video=place)
+    except Exception as error:  # no way to draw on this machine
+        if "gl" not in str(error).lower():
+            raise
+        pytest.skip(f"nothing to draw with: {error}")
+    with Image.open(place) as image:
+        assert image.n_frames > 1
+
+
+def test_what_to_install_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'primal-attention\[rl\]'"):
+        make_environment(HOPPER)
+
+
+def test_wrong_versions_and_numbers():
+    with pytest.raises(ValueError, match=r"version must be one of \(5, 4\), got 3"):
+        make_environment(ENVIRONMENTS["walker2d"], 3)
+    with pytest.raises(ValueError, match="episodes must be at least 1"):
+        roll_out(Noted(0.0), TrajectoryEncoding.fit(trajectories()), HOPPER, Trial(1.0, 0))
