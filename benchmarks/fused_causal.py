@@ -1,6 +1,6 @@
 """The fused causal ops: checked against float64, then timed over block sizes, warps and stages.
 
-    python benchmarks/fused_causal.py [--ops causal_primal scan] [--dtypes bfloat16 float32]
+    python benchmarks/fused_causal.py [--ops running_mean scan] [--dtypes bfloat16 float32]
 
 Prints one row for each op, pass, length and configuration: microseconds by graph replay, and the
 bandwidth of what has to be moved at the least (inputs read once, outputs written once) beside that
@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops import launch
-from primal_attention.ops.causal_primal import composed
-from primal_attention.ops.causal_primal import triton as causal_primal
 from primal_attention.ops.launch import Config
 from primal_attention.ops.running_mean import chunked as mean_chunked
 from primal_attention.ops.running_mean import token_counts
@@ -85,34 +83,6 @@ def running_mean_passes(sizes: Sizes, dtype: torch.dtype, device: str) -> Passes
     )
 
 
-def causal_primal_passes(sizes: Sizes, dtype: torch.dtype, device: str) -> Passes:
-    q, k, d_out = (randn(*sizes, dtype=dtype, device=device) for _ in range(3))
-    B, _, H, C = sizes
-    a_e, a_r = torch.randn(2, H, C, C, device=device) / C**0.5
-    d_grams = list(torch.randn(2, B, H, C, C, device=device) / C)
-    given = q, k, a_e, a_r, torch.randn(C, device=device), None, None
-    options = token_counts(q, None, None), None, "cosine", "cosine"
-    *_, q_sums, k_sums = causal_primal.forward(*given, *options, True)
-    sums: list[Tensor] = [q_sums, k_sums]
-
-    def forward() -> tuple[Tensor, ...]:
-        *outputs, sums[0], sums[1] = causal_primal.forward(*given, *options, True)
-        return tuple(outputs)
-
-    return Passes(
-        forward,
-        lambda: causal_primal.backward(*given, *options, *sums, d_out, *d_grams, None, None),
-        lambda: (
-            composed.forward_of_two_ops(*wide(*given), *options, True)[:5],
-            composed.backward_of_two_ops(
-                *wide(*given), *options, *sums, *wide(d_out, *d_grams), None, None
-            ),
-        ),
-        (3 * size_of(q), 5 * size_of(q)),
-        (causal_primal.FORWARD, causal_primal.BACKWARD),
-    )
-
-
 def scan_passes(sizes: Sizes, dtype: torch.dtype, device: str) -> Passes:
     B, N, H, C = sizes
     q, k = (randn(*sizes, dtype=dtype, device=device) for _ in range(2))
@@ -134,11 +104,7 @@ def scan_passes(sizes: Sizes, dtype: torch.dtype, device: str) -> Passes:
     )
 
 
-OPS = {
-    "running_mean": running_mean_passes,
-    "causal_primal": causal_primal_passes,
-    "scan": scan_passes,
-}
+OPS = {"running_mean": running_mean_passes, "scan": scan_passes}
 
 
 def check(passes: Passes, dtype: torch.dtype) -> float:

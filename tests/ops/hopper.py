@@ -83,21 +83,6 @@ def running_mean(C: int, dtype: torch.dtype) -> Callable[[], Any]:
     return launch
 
 
-def causal_primal(C: int, dtype: torch.dtype) -> Callable[[], Any]:
-    from primal_attention.ops.causal_primal import triton as fused
-    from primal_attention.ops.running_mean import token_counts
-
-    z = tokens(1, 2048, 2, C, dtype=dtype)
-    a, bias, gram = torch.zeros(2, C, C), torch.zeros(C), torch.zeros(1, 2, C, C)
-    shared = a, a, bias, None, None, token_counts(z, None, None), None, "cosine", "cosine"
-
-    def launch() -> None:
-        *_, q_sums, k_sums = fused.forward(z, z, *shared, True)
-        fused.backward(z, z, *shared, q_sums, k_sums, z, gram, gram, None, None)
-
-    return launch
-
-
 def scan(C: int, dtype: torch.dtype) -> Callable[[], Any]:
     from primal_attention.ops.scan import triton as fused
 
@@ -114,7 +99,7 @@ def scan(C: int, dtype: torch.dtype) -> Callable[[], Any]:
     return launch
 
 
-OPS = {"running_mean": running_mean, "causal_primal": causal_primal, "scan": scan}
+OPS = {"running_mean": running_mean, "scan": scan}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 if __name__ == "__main__":

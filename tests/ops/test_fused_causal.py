@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from primal_attention.ops.causal_primal import causal_primal_attention
 from primal_attention.ops.running_mean import running_mean, token_counts
 from primal_attention.ops.scan import scan
 
@@ -30,13 +29,6 @@ def means(z, before):
     return running_mean(z, counts_on(z.device), token_mask=mask, before=before)
 
 
-def causal(*tensors):
-    device = tensors[0].device
-    return causal_primal_attention(
-        *tensors, counts=counts_on(device), token_mask=MASK.to(device), map_k="elu"
-    )
-
-
 def scanned(*tensors):
     return scan(*tensors, token_mask=MASK.to(tensors[0].device), map_k="elu")
 
@@ -44,11 +36,6 @@ def scanned(*tensors):
 TOKENS, SUMS = (B, N, H, C), (B, H, C)
 CASES = {  # with the shapes of tensors in the dtype, and of those that stay in float32
     "running_mean": (means, [TOKENS], [SUMS]),
-    "causal_primal": (
-        causal,
-        [TOKENS, TOKENS],
-        [(H, C, S), (H, C, S), (S, C), (S, C), (C,), SUMS, SUMS],
-    ),
     "scan": (scanned, [TOKENS, TOKENS, (B, N, H, S)], [(S, C), (B, H, C, C)]),
 }
 
