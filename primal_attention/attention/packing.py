@@ -64,5 +64,6 @@ def _alike(projections: list[nn.Linear]) -> bool:
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether it is nn.Linear itself, and calling it does nothing else."""
-    hooked = any(getattr(module, name) for name in _HOOKS)
-    return type(module) is nn.Linear and "forward" not in vars(module) and not hooked
+    if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    return not any(getattr(module, name) for name in _HOOKS)

@@ -9,6 +9,7 @@ from primal_attention.cli import (
     evaluate,
     generate,
     predict,
+    report,
     rollout,
     spectrum,
     sweep,
@@ -31,6 +32,8 @@ _NEXT = """\
     act in the environment with what was trained
 [green]primal spectrum runs/uea/JapaneseVowels/primalformer/clean/[/]...
     what its attention does: spectra, effective ranks, a figure
+[green]primal report runs/uea/JapaneseVowels/primalformer/clean/[/]...
+    all about a run on one page, or about several beside each other
 [green]primal table uea[/]
     the paper's table beside our runs
 [green]primal sweep uea/JapaneseVowels --model primalformer[/]
@@ -81,6 +84,7 @@ def app() -> Any:
         check,
         bench,
         spectrum,
+        report,
     )
     for command in commands:
         command.register(program)

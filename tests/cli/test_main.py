@@ -16,6 +16,7 @@ COMMANDS = [
     "predict",
     "generate",
     "spectrum",
+    "report",
     "table",
     "sweep",
     "data",

@@ -87,6 +87,15 @@ def test_a_decoder_refuses_other_masks(mask):
 
 
 @torch.no_grad()
+def test_one_mask_for_all_sequences():
+    model = patch(llama().eval())
+    seen = causal_mask() & (torch.arange(N) >= 2)
+    own = model(ids(), attention_mask=seen, use_cache=False)[0]
+    shared = model(ids(), attention_mask=seen[:1], use_cache=False)[0]
+    assert torch.equal(own[:, 2:], shared[:, 2:])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("mask", [WINDOW, BLOCKS, causal_mask()], ids=["window", "blocks", "past"])
 def test_an_encoder_refuses_other_masks(mask):
     model = patch(bert().eval())

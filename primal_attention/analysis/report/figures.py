@@ -27,7 +27,8 @@ _WIDTH, _HEIGHT = 4.8, 3.2
 _MARKED = 30  # rounds up to which each is a dot
 _LEGEND = 8  # lines up to which a legend is of use
 _NUMBERED = 15  # classes up to which the matrix has numbers in it
-_LETTERS = 22
+_LETTERS, _FEW_LETTERS = 34, 20  # of a name, in a legend and beside an axis
+_NOISE = 1e-8  # singular values over the first that are not drawn
 
 
 class Curve(NamedTuple):
@@ -51,7 +52,8 @@ def draw_curves(curves: Sequence[Curve], xlabel: str, ylabel: str) -> Picture:
             if len(curves) <= 2:
                 axes.axvline(x[best], color=_INK, alpha=0.35, linewidth=0.8, linestyle="--")
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    return _finished(figure, axes, legend=1 < len(curves))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return _finished(figure, axes, legend=len(curves) > 1)
 
 
 def draw_explained(layers: Mapping[str, LayerSpectrum], title: str = "") -> Picture:
@@ -66,7 +68,7 @@ def draw_explained(layers: Mapping[str, LayerSpectrum], title: str = "") -> Pict
             axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.axhline(ENERGY, color=_INK, alpha=0.35, linewidth=0.8, linestyle="--")
     axes.set(xlabel="directions", ylabel="explained variance", title=_plain(title))
-    axes.set_ylim(top=1.02)
+    axes.set_ylim(top=1.005)
     return _finished(figure, axes, legend=len(layers) <= _LEGEND)
 
 
@@ -74,10 +76,10 @@ def draw_singular_values(layers: Mapping[str, LayerSpectrum]) -> Picture:
     """Mean singular values of layers by name, over the first of each."""
     figure, axes = _figure(_WIDTH, _HEIGHT)
     for (name, layer), colour in zip(layers.items(), _by_depth(len(layers)), strict=True):
-        first = float(layer.singular_values[0]) or 1.0
-        relative = (layer.singular_values / first).clamp(min=1e-8).numpy()
-        x = range(1, len(relative) + 1)
-        axes.semilogy(x, relative, color=colour, label=_plain(name), linewidth=1.6)
+        relative = layer.singular_values / (float(layer.singular_values[0]) or 1.0)
+        drawn = relative.where(relative > _NOISE, math.nan).numpy()
+        x = range(1, len(drawn) + 1)
+        axes.semilogy(x, drawn, color=colour, label=_plain(name), linewidth=1.6)
     axes.set(xlabel="direction", ylabel="singular value / first")
     return _finished(figure, axes, legend=len(layers) <= _LEGEND)
 
@@ -85,7 +87,11 @@ def draw_singular_values(layers: Mapping[str, LayerSpectrum]) -> Picture:
 def draw_energies(layers: Sequence[LayerDuality]) -> Picture:
     """What the directions of Primal layers explain, beside the most that is possible."""
     figure, axes = _figure(_WIDTH, 1.2 + 0.75 * len(layers))
-    bars = (("best possible", "best"), ("by its subspaces", "subspaces"), ("explained", "explained"))
+    bars = (
+        ("best possible", "best"),
+        ("by its subspaces", "subspaces"),
+        ("explained", "explained"),
+    )
     for place, ((label, field), colour) in enumerate(zip(bars, _COLOURS, strict=False)):
         values = [getattr(layer, field).mean for layer in layers]
         y = [index + 0.26 * (place - 1) for index in range(len(layers))]
@@ -93,27 +99,27 @@ def draw_energies(layers: Sequence[LayerDuality]) -> Picture:
         axes.barh(y, shown, height=0.24, color=colour, label=label)
         for where, width, value in zip(y, shown, values, strict=True):
             axes.text(width + 0.01, where, f"{value:.2g}", va="center", fontsize=8, color=_INK)
-    axes.set_yticks(range(len(layers)), [_plain(layer.name) for layer in layers])
+    axes.set_yticks(range(len(layers)), [_plain(_end(layer.name)) for layer in layers])
     axes.set(xlabel="share of the energy of the kernel matrix", xlim=(0, 1.12))
     axes.invert_yaxis()
     return _finished(figure, axes, legend=True, below=True)
 
 
 def draw_confusion(confusion: Tensor, labels: Sequence[str]) -> Picture:
-    """Cases of a class (rows) by what they were taken for, shaded by their share of the class."""
+    """Cases of a class (rows) by what they were taken for, shaded by the root of their share."""
     count = len(labels)
     side = min(max(3.2, 0.42 * count + 1.4), 8.0)
     figure, axes = _figure(side + 0.6, side)
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
-    axes.imshow([[(*_SHADE, share) for share in row] for row in shares.tolist()])
+    axes.imshow([[(*_SHADE, share**0.5) for share in row] for row in shares.tolist()])
     if count <= _NUMBERED:
         for i, row in enumerate(confusion.tolist()):
             for j, number in enumerate(row):
-                strong = "#ffffff" if shares[i, j] > 0.6 else _INK
+                strong = "#ffffff" if shares[i, j] > 0.4 else _INK
                 text = str(number) if number else ""
                 axes.text(j, i, text, ha="center", va="center", color=strong, fontsize=8)
     every = range(0, count, math.ceil(count / 40))
-    names = [_plain(labels[i]) for i in every]
+    names = [_plain(labels[i], _FEW_LETTERS) for i in every]
     upright = 0 if all(len(name) <= 3 for name in names) and count <= _NUMBERED else 90
     axes.set_xticks(every, names, rotation=upright, fontsize=8)
     axes.set_yticks(every, names, fontsize=8)
@@ -125,7 +131,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Any]:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        message = "figures need matplotlib: pip install 'primal-attention[examples]'"
+        message = "a report needs matplotlib: pip install 'primal-attention[train]'"
         raise ModuleNotFoundError(message, name=error.name) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
@@ -177,8 +183,14 @@ def _looks() -> Iterable[str]:
     return [style for style in _STYLES for _ in _COLOURS]
 
 
-def _plain(text: str) -> str:
+def _end(path: str) -> str:
+    """Where layers of one model differ."""
+    return path if len(path) <= _FEW_LETTERS else f"…{path[-_FEW_LETTERS:]}"
+
+
+def _plain(text: str, letters: int = _LETTERS) -> str:
     """A name without signs that a drawing would read as formulas, and not too long."""
-    short = text if len(text) <= _LETTERS else f"…{text[1 - _LETTERS :]}"
+    half = letters // 2
+    short = text if len(text) <= letters else f"{text[: half - 1]}…{text[-half:]}"
     shown = "".join(each if each.isprintable() else "?" for each in short)
     return shown.replace("$", r"\$").removeprefix("_")

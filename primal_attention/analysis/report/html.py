@@ -71,7 +71,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str
 
 
 def _row(cells: Sequence[str]) -> Html:
-    first, *rest = cells
+    first, *rest = (cell.replace(" ± ", "\u00a0±\u00a0") for cell in cells)
     return element("tr", element("th", first, scope="row"), *(element("td", c) for c in rest))
 
 
@@ -85,7 +85,12 @@ def figure(picture: Picture, caption: str) -> Html:
 
 def figures(drawn: Iterable[tuple[Picture, str]]) -> Html:
     """Drawings beside each other where there is room."""
-    return element("div", *(figure(*each) for each in drawn), class_="figures")
+    return side_by_side([figure(*each) for each in drawn])
+
+
+def side_by_side(pieces: Iterable[Html]) -> Html:
+    """Pieces beside each other where there is room."""
+    return element("div", *pieces, class_="figures")
 
 
 def cards(facts: Iterable[tuple[str, str, str]]) -> Html:

@@ -134,7 +134,8 @@ def _inputs(cases: Cases, number: int, track: Track, what: str) -> Iterator[dict
 def _portions(length: int, number: int) -> Sequence[Tensor]:
     """Indices evenly spaced over all cases, which may be sorted by class, in batches."""
     number = min(number, length)
-    return (torch.arange(number) * length // number).split(_BATCH_SIZE)
+    indices = torch.arange(number) * length // number
+    return torch.split(indices, _BATCH_SIZE)
 
 
 def _check_same_data(run: Run, task: Task) -> None:

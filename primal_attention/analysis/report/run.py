@@ -8,13 +8,13 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-import primal_attention
 from primal_attention.tasks import Sizes
 from primal_attention.training.building import build_model
 from primal_attention.training.checkpoint import read_checkpoint
@@ -55,6 +55,11 @@ class Run:
     def unit(self) -> str:
         """What it is counted in."""
         return "epoch" if self.recipe.steps is None else "step"
+
+    @property
+    def chooser(self) -> str:
+        """The cases that chose the best round."""
+        return "test" if self.recipe.valid_fraction is None else "validation"
 
     @property
     def best_round(self) -> Mapping[str, float]:
@@ -109,7 +114,9 @@ def settings(recipe: Recipe) -> dict[str, str]:
     values = {each.name: getattr(recipe, each.name) for each in fields(recipe)}
     options = values.pop("attention")
     values |= {f"attention.{name}": each for name, each in options.items()}
-    return {name: each if isinstance(each, str) else json.dumps(each) for name, each in values.items()}
+    return {
+        name: each if isinstance(each, str) else json.dumps(each) for name, each in values.items()
+    }
 
 
 def changes(recipe: Recipe) -> dict[str, tuple[str, str]]:
@@ -154,7 +161,7 @@ def environment_of_report() -> dict[str, str]:
     """Where and with what this page is made."""
     return {
         "page written": _moment(datetime.now(UTC)),
-        "primal_attention": primal_attention.__version__,
+        "primal-attention": _version(),
         "torch": torch.__version__,
         "Python": platform.python_version(),
         "system": platform.platform(),
@@ -174,6 +181,13 @@ def _recorded(run: Run) -> Row:
             if wanted <= row.items() and row["value"] == f"{run.outcome.value:.4f}":
                 return row
     return {}
+
+
+def _version() -> str:
+    try:
+        return version("primal-attention")
+    except PackageNotFoundError:  # run from its source without an installation
+        return _NOT_RECORDED
 
 
 def _moment(time: datetime) -> str:

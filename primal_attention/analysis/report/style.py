@@ -46,10 +46,10 @@ nav ol li { margin-bottom: .25rem; overflow-wrap: anywhere; }
   display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr));
   gap: 1rem;
 }
-figure { margin: .5rem 0; max-width: 40rem; }
+figure { margin: .5rem 0; max-width: 34rem; }
 img { width: 100%; height: auto; }
 figcaption { color: var(--quiet); font-size: .875rem; }
-.scroll { margin: .75rem 0; overflow-x: auto; }
+.scroll { margin: .75rem 0; min-width: 0; overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { padding-bottom: .25rem; color: var(--quiet); font-size: .875rem; text-align: left; }
 th, td { padding: .3rem .75rem; border-bottom: 1px solid var(--line); text-align: left; }
@@ -60,7 +60,7 @@ tr > :first-child { position: sticky; left: 0; padding-left: 0; background: var(
 details { margin: .75rem 0; }
 summary { cursor: pointer; color: var(--link); }
 @media (max-width: 40rem) {
-  tbody th { max-width: 9rem; overflow-wrap: anywhere; }
+  tbody th { min-width: 6rem; max-width: 9rem; overflow-wrap: break-word; }
   table { font-size: .8rem; }
 }
 @media print {

@@ -52,6 +52,8 @@ class TransformersAttention(PatchedAttention):
             num_before=0 if layer is None else layer.num_tokens,
             causal=self.causal,
         )
+        if token_mask is not None:  # some hosts have one mask for all sequences
+            token_mask = token_mask.expand(hidden_states.shape[:2])
         if layer is not None and (layer.num_tokens or (self._decodes() and not self.training)):
             y, state = self._extend(hidden_states, layer.read(), token_mask, position_embeddings)
             layer.keep(state, num_new)
