@@ -89,9 +89,9 @@ def test_a_decoder_refuses_other_masks(mask):
 @torch.no_grad()
 def test_one_mask_for_all_sequences():
     model = patch(llama().eval())
-    seen = causal_mask() & (torch.arange(N) >= 2)
-    own = model(ids(), attention_mask=seen, use_cache=False)[0]
-    shared = model(ids(), attention_mask=seen[:1], use_cache=False)[0]
+    tokens, seen = ids(), causal_mask() & (torch.arange(N) >= 2)
+    own = model(tokens, attention_mask=seen, use_cache=False)[0]
+    shared = model(tokens, attention_mask=seen[:1], use_cache=False)[0]
     torch.testing.assert_close(own[:, 2:], shared[:, 2:])
 
 
