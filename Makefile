@@ -1,6 +1,7 @@
 # make demo   the environment, then the main job: train on a real set (a table and a picture in out/)
 # make test   the environment, then every test
 # make check  format, lint and types
+# make docs   the site, in out/docs: warnings and broken links are errors
 # Each does nothing when nothing has changed since it last succeeded; `make -B NAME` runs it all the same.
 
 PYTHON ?= python3
@@ -10,12 +11,16 @@ INSTALLED := $(VENV)/installed.stamp
 TESTED := $(VENV)/tested.stamp
 SOURCES := $(shell find primal_attention tests examples benchmarks docs reproduction -name '*.py' -o -name '*.md') README.md CONTRIBUTING.md pyproject.toml Makefile
 DEMO := out/japanese_vowels.png
+SITE := out/docs/index.html
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format docs clean
+.DELETE_ON_ERROR:
 demo: $(DEMO)
 	@echo "The picture is $(DEMO)."
 test: $(TESTED)
 	@echo "All tests passed on these sources."
+docs: $(SITE)
+	@echo "The first page is $(SITE)."
 
 $(INSTALLED): pyproject.toml constraints.txt tests/patching/torchvision_on_cpu.py
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
@@ -30,6 +35,10 @@ $(DEMO): $(INSTALLED) $(shell find primal_attention examples -name '*.py')
 $(TESTED): $(INSTALLED) $(SOURCES)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
 	touch $@
+
+$(SITE): $(INSTALLED) $(SOURCES) $(wildcard docs/*.css docs/*.png reproduction/*/*/*.toml reproduction/*/*/*.csv) CHANGELOG.md
+	rm -rf out/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env -c docs -d out/doctrees . out/docs
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -1,34 +1,136 @@
-"""The Python snippets of the README and of the documents run as they stand."""
+"""What the README and the documents say: snippets run, links lead somewhere, commands exist."""
 
 import re
+import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import primal_attention
+from primal_attention.training.tables import find_expected
+
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "reproduction").rglob("README.md")),
+    *sorted((ROOT / "primal_attention").rglob("README.md")),
+]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT)).removeprefix("docs/")
+
+
 SNIPPETS = [
-    pytest.param(snippet, id=f"{document.name}-{i}")
-    for document in DOCUMENTS
-    for i, snippet in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.S))
+    pytest.param(body, id=f"{name_of(page)}-{i}")
+    for page in PAGES
+    for i, body in enumerate(b for kind, b in FENCED.findall(page.read_text()) if kind == "python")
 ]
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_snippet_runs(snippet, capsys):
-    exec(compile(snippet, "snippet", "exec"), {"__name__": "snippet"})
+def test_snippet_runs(snippet, capsys, monkeypatch, request):
+    name = re.sub(r"\W", "_", request.node.name)
+    module = ModuleType(name)  # torch.compile looks the module of a function up, and keeps it
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(compile(snippet, name, "exec"), vars(module))
 
 
-def test_links_between_documents_exist():
-    for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+def anchors_of(page):
+    """The headings of a page as GitHub and the site name them in links."""
+    text = FENCED.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.*)", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
-def test_commands_of_the_readme_name_files_that_exist():
-    text = (ROOT / "README.md").read_text()
-    for path in re.findall(r"python (benchmarks/\w+\.py|examples/\w+\.py)", text):
-        assert (ROOT / path).exists()
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    text = FENCED.sub("", page.read_text())
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors_of(found), f"{page.name} links to {target}"
+
+
+def commands_of(page):
+    """The lines of blocks that are no Python, and code in the text, that begin with a command."""
+    text = page.read_text()
+    blocks = [body for kind, body in FENCED.findall(text) if kind in ("", "text")]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    quoted = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", FENCED.sub("", text))]
+    known = re.compile(r"(primal|python|pytest|make)(?=\s|$)(?! =)")
+    return [line for line in [*lines, *quoted] if known.match(line)]
+
+
+@pytest.fixture(scope="module")
+def primal():
+    import typer
+
+    from primal_attention.cli import app
+
+    return typer.main.get_command(app())
+
+
+def check_primal(command, words):
+    """Each word that names a command does, and the command has all the options."""
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"{command.name} has no command {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    known = {"--help"}.union(*(parameter.opts for parameter in command.params))
+    for word in words:
+        option = word.partition("=")[0]
+        assert not option.startswith("--") or option in known, f"{command.name} has no {option}"
+
+
+def check_make(words):
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)", text, re.M):
-        assert re.search(rf"^{target}:", makefile, re.M)
+    for target in words:
+        assert re.search(rf"^{target}:", makefile, re.M), f"there is no make {target}"
+
+
+def check_paths(words):
+    """The program or the tests exist; so does the folder of a table that is to be run."""
+    paths = [word.partition("::")[0] for word in words if re.match(r"tests\b|[\w/]+\.py$", word)]
+    if words[0] == "reproduction/run.py" and words[1].islower():
+        paths.append(f"reproduction/{words[1]}")
+    for path in paths:
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_exist(page, primal):
+    for command in commands_of(page):
+        program, *words = shlex.split(command, comments=True)
+        if program == "primal":
+            check_primal(primal, words)
+            if words[:1] == ["table"] and words[1:] and words[1].islower():
+                find_expected(words[1], ROOT / "reproduction")
+        elif program == "make":
+            check_make([word for word in words if word.islower()])
+        elif words:
+            check_paths(words)
+
+
+def toctree_entries(page):
+    """The pages that a page has in its tables of contents, as paths; wildcards are resolved."""
+    bodies = re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(), re.S | re.M)
+    for line in "\n".join(bodies).splitlines():
+        name = re.sub(r".*<(.*)>", r"\1", line)
+        if name and not name.startswith(":"):
+            yield from (path.resolve() for path in page.parent.glob(f"{name}.md"))
+
+
+def test_every_page_is_in_the_table_of_contents():
+    listed = {path for page in (ROOT / "docs").rglob("*.md") for path in toctree_entries(page)}
+    left_out = {ROOT / "README.md", ROOT / "docs/index.md"}
+    assert sorted(str(page) for page in {*PAGES} - listed - left_out) == []
+
+
+def test_the_citation_is_of_this_version():
+    text = (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^version: (.*)$", text, re.M) == [primal_attention.__version__]

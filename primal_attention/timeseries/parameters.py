@@ -38,7 +38,7 @@ class Parameters:
         eta: Weight of the KSVD objective in the loss; 0 leaves it out.
         objective: Which KSVD objective, a name that ``ksvd_loss`` knows.
         lr: Learning rate, the highest one where there is a schedule.
-        schedule: How it changes, a name of ``primal_attention.training.SCHEDULES``.
+        schedule: How it changes, a name of ``primal_attention.training.schedules.SCHEDULES``.
         warmup: The part of all steps in which it rises.
         batch_size: Cases of a step.
         epochs: Passes over the training cases, at most.

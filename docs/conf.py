@@ -1,0 +1,100 @@
+"""How the site is built: `make docs`, or `sphinx-build -W -c docs . out/docs`.
+
+The sources are the Markdown files of the repository as they are, so that links between them hold
+here and wherever else they are read. Formulas are drawn by MathJax, which is copied into the site:
+no page needs a network.
+"""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from primal_attention import __version__
+
+sys.path.append(str(Path(__file__).parent))
+from filled_tables import filled_table  # beside this file
+
+MATHJAX = Path(*importlib.util.find_spec("sphinx-mathjax-offline").submodule_search_locations)
+
+project, author, release = "Primal Attention", "The Primal Attention developers", __version__
+project_copyright = author
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**.md",
+    "reproduction/**README.md",
+    "primal_attention/ops/*/README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+]
+exclude_patterns = [".*", "out", "data", "runs", "build", "dist"]
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+autodoc_default_options = {"members": True}
+
+html_theme = "furo"
+html_title = "Primal Attention"
+html_static_path = ["site.css", str(MATHJAX / "static/mathjax/tex-svg.js")]
+html_css_files = ["site.css"]
+mathjax_path = "tex-svg.js"
+html_copy_source = html_show_sourcelink = False
+
+CODE = r"(?::[\w:]+:)?(`+)[^`]+\1"  # ``code``, `code` or :role:`target`
+FORMULA = r"\$([^$]+)\$"
+BAR = r"\|"
+
+
+def setup(app: Sphinx) -> None:
+    """Docstrings are written for people: formulas in dollars, code in single backquotes."""
+    app.connect("autodoc-process-docstring", write_as_rst, priority=400)  # before napoleon, at 500
+    app.connect("autodoc-skip-member", skip_field)
+    app.connect("source-read", add_numbers)
+    app.connect("build-finished", lead_to_first_page)
+
+
+def add_numbers(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the numbers of a table, from its files, below what its page says of them."""
+    source[0] += filled_table((Path(app.srcdir) / page).parent)
+
+
+def lead_to_first_page(app: Sphinx, exception: Exception | None) -> None:
+    """The pages keep the paths of their sources; what a reader opens first is at the top."""
+    page = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">'
+    (Path(app.outdir) / "index.html").write_text(page)
+
+
+def skip_field(
+    app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object
+) -> bool | None:
+    """Leave out the fields of a NamedTuple: they are in its signature and have no text."""
+    return True if (obj.__doc__ or "").startswith("Alias for field number") else None
+
+
+def write_as_rst(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]):
+    """Translate the lines of a docstring, in place."""
+    text = re.sub(f"{CODE}|{FORMULA}|{BAR}", rst_of, "\n".join(lines))
+    lines[:] = text.split("\n")
+
+
+def rst_of(found: re.Match[str]) -> str:
+    """The same in reStructuredText: code, a formula or a bar, which is no substitution."""
+    text, backquotes, formula = found[0], found[1], found[2]
+    if formula is not None:
+        return f":math:`{' '.join(formula.split())}`"
+    if text == "|":
+        return r"\|"
+    return f"`{text}`" if backquotes == "`" and text.startswith("`") else text
