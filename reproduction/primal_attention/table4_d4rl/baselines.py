@@ -24,11 +24,15 @@ from primal_attention.tasks.offline_rl import (
     roll_out,
 )
 from primal_attention.training.intervals import estimate
+from primal_attention.training.results import current_commit
 
 HERE = Path(__file__).parent
 WIDTH, STEPS, BATCH, LR = 256, 20_000, 256, 3e-4
 METHODS = {"bc": 1.0, "bc10": 0.1}  # the part of the episodes that is learned from
-COLUMNS = ("dataset", "method", "seed", "score", "margin", "episodes", "steps")
+COLUMNS = (
+    *("dataset", "method", "seed", "score", "margin", "episodes", "steps"),
+    *("device", "torch", "commit"),
+)
 
 
 class Cloned(nn.Module):
@@ -91,7 +95,8 @@ def rows_of(name: str, arguments: argparse.Namespace) -> list[list[str]]:
     for (method, seed), each in scores.items():
         mean, margin, *_ = estimate(each.tolist())
         steps = "" if method == "data" else str(arguments.steps)
-        rows.append([name, method, seed, f"{mean:.4f}", f"{margin:.4f}", str(len(each)), steps])
+        cells = [name, method, seed, f"{mean:.4f}", f"{margin:.4f}", str(len(each)), steps]
+        rows.append([*cells, "cpu", torch.__version__, current_commit()])
     return rows
 
 
