@@ -74,8 +74,15 @@ def load_uea(name: str, folder: Path | None = None) -> TrainAndTest:
     Args:
         name: One of ``UEA_SETS``, or any set whose files lie in the folder.
         folder: Where to look; ``uea`` in the folder that the environment variable ``PRIMAL_DATA``
-            names, or in ``data``, unless told.
+            names, or in ``data``, unless told. What aeon holds is no substitute for one that is
+            told and is not there.
     """
+    held = any(each.is_dir() for each in _inside_aeon(name))
+    if held and folder is not None and not Path(folder).is_dir():
+        raise FileNotFoundError(
+            f"folder {str(folder)!r} does not exist; name the one that holds {name}, or none, "
+            "to look in the usual places"
+        )
     folder = uea_folder(folder)
     prepared = folder / f"{name}.npz"
     return read_prepared(prepared) if prepared.is_file() else _read_files(name, folder)

@@ -190,3 +190,10 @@ def test_a_set_as_a_task(tmp_path):
     assert torch.isfinite(task.train.inputs["x"]).all()
     split = uea_task("Toy", folder=tmp_path, valid=0.5, seed=0)
     assert len(split.train) == len(split.valid) == 2
+
+
+def test_a_folder_that_is_named_must_be_there(tmp_path):
+    """JapaneseVowels comes with aeon, which a wrong path must not fall back to."""
+    with pytest.raises(FileNotFoundError, match="nowhere' does not exist"):
+        load_uea("JapaneseVowels", tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
