@@ -15,7 +15,7 @@ from primal_attention.training.loop import BEST, LAST
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import add_rows, current_commit, row_of
 from primal_attention.training.run_directory import RESULT, directory_of
-from primal_attention.training.tables import EXPECTED, printed_number, read_expected
+from primal_attention.training.tables import printed_in
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -130,9 +130,5 @@ def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None
 
 def _printed(recipe: Recipe) -> dict[str, str]:
     """What the paper has, where the reproduction suite is at hand."""
-    for path in sorted(Path("reproduction").glob(f"**/{EXPECTED}")):
-        expected = read_expected(path)
-        number = printed_number(expected, recipe)
-        if number is not None:
-            return {"the paper": f"{number} ({expected.title.partition(':')[0]})"}
-    return {}
+    found = printed_in(Path("reproduction"), recipe)
+    return {} if found is None else {"the paper": "{} ({})".format(*found)}

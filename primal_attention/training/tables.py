@@ -199,6 +199,16 @@ def printed_number(expected: Expected, recipe: Recipe) -> float | None:
     return expected.printed.get(((("dataset", name),), recipe.model))
 
 
+def printed_in(suite: Path, recipe: Recipe) -> tuple[float, str] | None:
+    """The paper's number and the name of its table, where a folder of the suite has it."""
+    for path in sorted(suite.glob(f"**/{EXPECTED}")):
+        expected = read_expected(path)
+        number = printed_number(expected, recipe)
+        if number is not None:
+            return number, expected.title.partition(":")[0]
+    return None
+
+
 def why_left_out(expected: Expected, row: Row) -> str:
     """What is different about a run that is in no cell."""
     datasets = {dict(key)["dataset"] for key in expected.keys}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from primal_attention.testing.clauses.causal import causality, decoding
 from primal_attention.testing.clauses.context import cross_attention
-from primal_attention.testing.findings import Findings, deviation, magnitude
+from primal_attention.testing.findings import Findings, NotApplicable, deviation, magnitude
 from primal_attention.testing.subject import Subject
 
 from .attentions import CausalLinear, Softmax, State
@@ -145,3 +145,25 @@ class SharedContext(Softmax):
 def test_cross_attention_covers_queries_and_batches(attention, part):
     assert any(part in what for what in broken_observations(cross_attention, attention))
     assert not broken_observations(cross_attention, Softmax)
+
+
+def refusing(error):
+    class Refusing(Softmax):
+        def forward(self, x, context=None, **masks):
+            if context is not None:
+                raise error("takes no context")
+            return super().forward(x, **masks)
+
+    return Refusing
+
+
+@pytest.mark.parametrize("error", [ValueError, NotImplementedError])
+def test_a_layer_may_refuse_a_context(error):
+    with pytest.raises(NotApplicable, match="no context: takes no context"):
+        cross_attention(Subject(refusing(error), causal=False, dim=None))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, TypeError])
+def test_other_errors_are_not_taken_for_a_refusal(error):
+    with pytest.raises(error, match="takes no context"):
+        cross_attention(Subject(refusing(error), causal=False, dim=None))

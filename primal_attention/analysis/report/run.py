@@ -24,7 +24,7 @@ from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import Row, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, read_outcome
-from primal_attention.training.tables import EXPECTED, RESULTS, printed_number, read_expected
+from primal_attention.training.tables import RESULTS, printed_in
 
 _NOT_RECORDED = "not recorded"
 _FOLDERS_ABOVE = 6  # among which the results file of a run is looked for
@@ -135,12 +135,8 @@ def _named(recipe: Recipe) -> Recipe:
 
 def printed(recipe: Recipe, suite: Path) -> Printed | None:
     """The paper's number, where a folder has a table with it."""
-    for path in sorted(suite.glob(f"**/{EXPECTED}")):
-        expected = read_expected(path)
-        number = printed_number(expected, recipe)
-        if number is not None:
-            return Printed(number, expected.title.partition(":")[0])
-    return None
+    found = printed_in(suite, recipe)
+    return None if found is None else Printed(*found)
 
 
 def environment(run: Run) -> dict[str, str]:
