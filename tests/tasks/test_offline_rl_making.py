@@ -1,6 +1,7 @@
 """Data made with policies, and policies in the environment."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -172,7 +173,7 @@ def test_a_video(tmp_path):
     try:
         roll_out(Noted(1.0), encoding, HOPPER, Trial(1.0, 2), video=place)
     except Exception as error:  # no way to draw on this machine
-        if "gl" not in str(error).lower():
+        if not re.search(r"opengl|\begl\b|gladload|osmesa|glfw", str(error), re.IGNORECASE):
             raise
         pytest.skip(f"nothing to draw with: {error}")
     with Image.open(place) as image:
