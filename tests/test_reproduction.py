@@ -16,6 +16,7 @@ from primal_attention.training.results import COLUMNS, key_of, read_rows
 ROOT = Path(__file__).parents[1] / "reproduction"
 FOLDERS = sorted(path.parent for path in ROOT.rglob("recipes.py"))
 RESULTS = sorted(ROOT.rglob("results.csv"))
+STUDIES = [("timeseries_defaults", "01"), ("ablations/training", "0")]  # and complete seeds
 BOUNDS = {"perplexity": (1, 1e4), "return": (-10, 150)}  # an expert has 100, a good one more
 
 
@@ -151,7 +152,7 @@ def test_what_the_page_of_table_8_says_is_what_the_rows_say():
         assert cells == pytest.approx(expected, abs=0.0501)
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("timeseries_defaults", "01"), ("ablations", "0")])
+@pytest.mark.parametrize(("name", "seeds"), STUDIES)
 def test_what_the_page_of_a_study_says_is_what_the_rows_say(name, seeds):
     folder = ROOT / "primal_attention" / name
     lines = re.findall(r"^\| `(.*)` \| ([\d.]+) \| ([\d.]+) \|$", read(folder), re.MULTILINE)

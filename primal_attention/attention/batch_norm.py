@@ -141,9 +141,9 @@ class KeyNorm(nn.Module):
             folded = folded.clamp(-limit, limit)
         return folded.to(q.dtype)
 
-    def normalise(self, z: Tensor, moments: KeyMoments) -> Tensor:
-        """Queries or keys, normalised, in at least float32."""
-        return self._centred(z, moments, None) * self._precision(moments).sqrt()
+    def normalise(self, z: Tensor, moments: KeyMoments, heads: list[int] | None = None) -> Tensor:
+        """Queries or keys of all heads, or of those, normalised, in at least float32."""
+        return self._centred(z, moments, heads) * self._precision(moments).sqrt()
 
     def extra_repr(self) -> str:
         """The choices, for printing."""

@@ -8,6 +8,8 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, P feature dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from einops import einsum
 from torch import Tensor
@@ -15,7 +17,9 @@ from torch import Tensor
 from primal_attention.attention.features import FeaturePair, Side
 from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.moments import Moments, empty_moments
+from primal_attention.attention.pooling import Source, TokenPooling
 from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.scaled_heads import ScaledHeads, head_groups
 from primal_attention.feature_maps import FIXED_MAPS, FeatureMapSpec
 from primal_attention.ops.moment import moment
 from primal_attention.ops.scan import scan
@@ -34,6 +38,8 @@ class LinearAttention(DecodingAttention):
             ``identity``, a :class:`~primal_attention.feature_maps.FeatureMap`, or a pair (queries,
             keys) of these. The last two names have kernels of both signs, with a normaliser that
             may come near zero.
+        scales: How many tokens make one key, for each head: Attention-SH of Nguyen et al. 2023 in
+            linear attention, not causal; None for one each.
         causal: Each token sees itself and those before it.
         dropout: Probability of dropout after the output projection.
         bias: Whether the projections have a bias.
@@ -53,21 +59,29 @@ class LinearAttention(DecodingAttention):
         num_heads: int,
         *,
         feature_map: FeatureMapSpec = "elu",
+        scales: Sequence[int] | None = None,
         causal: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
     ):
+        if causal and scales is not None:
+            raise ValueError(f"scales={list(scales)} does not go with causal=True; use softmax_sh")
         super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
         self.features = FeaturePair(feature_map, self.head_dim)
+        self.scaled = scaled_heads(num_heads, scales)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """One sum over all keys, or the scan where causal."""
-        queries, keys = self.features.queries(q), self.features.keys(k)
+        """One sum over all keys, or one for each scale, or the scan where causal."""
         if self.causal:
+            queries, keys = self.features.queries(q), self.features.keys(k)
             return scan_linear_attention(queries, keys, v, mask)[0]
-        return linear_attention(queries, keys, v, source_mask)
+        return self.scaled.each(q, Source(k, v, source_mask), self._attend_to)
+
+    def _attend_to(self, q: Tensor, source: Source, heads: list[int]) -> Tensor:
+        queries, keys = self.features.queries(q), self.features.keys(source.k)
+        return linear_attention(queries, keys, source.v, source.mask)
 
     def init_state(self, batch_size: int) -> Moments:
         """The sums of no token."""
@@ -82,6 +96,11 @@ class LinearAttention(DecodingAttention):
         return scan_linear_attention(
             self.features.queries(q), self.features.keys(k), v, mask, before=state
         )
+
+
+def scaled_heads(num_heads: int, scales: Sequence[int] | None) -> ScaledHeads:
+    """Heads of those scales; all see every token by itself where there are none."""
+    return ScaledHeads(head_groups(num_heads, scales or [1] * num_heads), TokenPooling())
 
 
 def linear_attention(

@@ -5,12 +5,15 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from primal_attention.attention.batch_norm import KeyNorm, key_moments
 from primal_attention.attention.features import FeaturePair
-from primal_attention.attention.linear import linear_attention
+from primal_attention.attention.linear import linear_attention, scaled_heads
 from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.pooling import Source
 from primal_attention.attention.qkv import QKVAttention
 from primal_attention.feature_maps import FeatureMapSpec
 
@@ -33,6 +36,8 @@ class LinearBNAttention(QKVAttention):
         eps: What is added to the variance.
         learnable_beta: Whether beta is a parameter of each head.
         feature_map: As in :class:`LinearAttention`.
+        scales: How many tokens make one key, for each head, whose statistics are those of its
+            pooled keys: Attention-BN+SH; None for one each.
         causal: Not possible.
         dropout: Probability of dropout after the output projection.
         bias: Whether the projections have a bias.
@@ -50,6 +55,7 @@ class LinearBNAttention(QKVAttention):
         eps: float = 1e-5,
         learnable_beta: bool = False,
         feature_map: FeatureMapSpec = "elu",
+        scales: Sequence[int] | None = None,
         causal: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
@@ -64,12 +70,16 @@ class LinearBNAttention(QKVAttention):
             num_heads, beta=beta, rescale=rescale, eps=eps, learnable=learnable_beta
         )
         self.features = FeaturePair(feature_map, self.head_dim)
+        self.scaled = scaled_heads(num_heads, scales)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """Linear attention of the normalised queries and keys."""
-        moments = key_moments(k, source_mask)
-        queries = self.features.queries(self.norm.normalise(q, moments))
-        keys = self.features.keys(self.norm.normalise(k, moments))
-        return linear_attention(queries, keys, v, source_mask)
+        """Linear attention of the normalised queries and keys, scale by scale."""
+        return self.scaled.each(q, Source(k, v, source_mask), self._attend_to)
+
+    def _attend_to(self, q: Tensor, source: Source, heads: list[int]) -> Tensor:
+        moments = key_moments(source.k, source.mask)
+        queries = self.features.queries(self.norm.normalise(q, moments, heads))
+        keys = self.features.keys(self.norm.normalise(source.k, moments, heads))
+        return linear_attention(queries, keys, source.v, source.mask)

@@ -5,7 +5,7 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, r tokens of a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -24,6 +24,9 @@ from primal_attention.attention.order import token_order
 from primal_attention.attention.pooled_past import attend_past
 from primal_attention.attention.pooling import Source, TokenPooling
 from primal_attention.attention.softmax import softmax_attention
+
+Attend = Callable[[Tensor, Source, list[int]], Tensor]
+"""Outputs of queries [B, N, h, C] over their source; the list says which heads these are."""
 
 
 class HeadGroup(NamedTuple):
@@ -59,7 +62,7 @@ def head_groups(num_heads: int, scales: Sequence[int] | None) -> list[HeadGroup]
 
 @dataclass(frozen=True)
 class ScaledHeads:
-    """Softmax attention with one call for each scale; with a norm, Attention-BN on pooled keys."""
+    """Attention with one call for each scale; with a norm, Attention-BN on pooled keys."""
 
     groups: list[HeadGroup]
     pooling: TokenPooling
@@ -73,23 +76,31 @@ class ScaledHeads:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, source_mask: Tensor | None, norm: KeyNorm | None
     ) -> Tensor:
-        """Outputs [B, N, H, C]; sequences are pooled over their real tokens in order."""
-        self.pooling.check_length(k.shape[1])
-        source = Source(k, v, source_mask)
+        """Softmax attention [B, N, H, C], with a norm of queries folded by their pooled keys."""
+
+        def softmax(queries: Tensor, source: Source, heads: list[int]) -> Tensor:
+            if norm is not None:
+                queries = norm.fold(queries, key_moments(source.k, source.mask), heads)
+            return softmax_attention(queries, *source)
+
+        return self.each(q, Source(k, v, source_mask), softmax)
+
+    def each(self, q: Tensor, source: Source, attend: Attend) -> Tensor:
+        """Outputs [B, N, H, C], scale by scale; sequences are pooled over their real tokens."""
+        self.pooling.check_length(source.k.shape[1])
+        if len(self.groups) == 1 and self.groups[0].scale == 1:
+            return attend(q, source, self.groups[0].heads)
         packed = source
-        if self.pooling.grid is None and source_mask is not None:
-            order = token_order(k, source_mask)
-            packed = Source(order.pack(k), order.pack(v), order.real())
+        if self.pooling.grid is None and source.mask is not None:
+            order = token_order(source.k, source.mask)
+            packed = Source(order.pack(source.k), order.pack(source.v), order.real())
         outputs = []
         for group in self.groups:
-            queries = group.of(q)
             whole = source if group.scale == 1 else packed
             mine = Source(group.of(whole.k), group.of(whole.v), whole.mask)
             if group.scale > 1:
                 mine = self.pooling(mine, group.scale)
-            if norm is not None:
-                queries = norm.fold(queries, key_moments(mine.k, mine.mask), group.heads)
-            outputs.append(softmax_attention(queries, *mine))
+            outputs.append(attend(group.of(q), mine, group.heads))
         return self._join(outputs)
 
     def attend_causal(

@@ -44,11 +44,11 @@ def build_model(recipe: Recipe, sizes: Sizes) -> Any:
     """The model of a recipe for cases of those sizes; parameters from the current seed.
 
     A ``LanguageModel`` for tasks of the domain ``language``, a ``DecisionModel`` for ``rl``, a
-    ``PictureClassifier`` for ``images``, a ``TwoTowerClassifier`` where the recipe has two towers,
-    else a ``SequenceClassifier``.
+    ``PictureClassifier`` for ``images``, what ``BUILDERS`` has for another domain, a
+    ``TwoTowerClassifier`` where the recipe has two towers, else a ``SequenceClassifier``.
     """
     domain = recipe.task.partition("/")[0]
-    build = _BUILDERS.get(domain, _pairs if recipe.num_towers == 2 else _sequences)
+    build = BUILDERS.get(domain, _pairs if recipe.num_towers == 2 else _sequences)
     model = build(recipe, sizes)
     if not uses_objective(recipe, model):
         freeze_objective(model)
@@ -126,7 +126,8 @@ def _pictures(recipe: Recipe, sizes: Sizes) -> PictureClassifier:
     )
 
 
-_BUILDERS: dict[str, Callable[[Recipe, Sizes], nn.Module]] = {
+#   By the domain of a task; a program with models of its own adds its domain here.
+BUILDERS: dict[str, Callable[[Recipe, Sizes], nn.Module]] = {
     "language": _language,
     "rl": _decisions,
     "images": _pictures,
@@ -153,8 +154,9 @@ def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[Embedding, Enc
 def _attentions(recipe: Recipe, sizes: Sizes, *, causal: bool = False) -> list[nn.Module]:
     longest = sizes.num_tokens + (recipe.pooling == "class_token")
     options = {"max_tokens": longest, **recipe.attention}
+    options["causal"] = causal or options.get("causal", False)
     attentions = build_attentions(
-        recipe.model, recipe.num_layers, recipe.dim, recipe.num_heads, causal=causal, **options
+        recipe.model, recipe.num_layers, recipe.dim, recipe.num_heads, **options
     )
     if recipe.mask_primal:
         return attentions

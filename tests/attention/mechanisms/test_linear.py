@@ -70,6 +70,25 @@ def test_against_the_formula(name, mask, causal):
 
 
 @pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kind", [LinearAttention, LinearBNAttention])
+def test_scaled_heads_against_the_formula(kind, mask):
+    scales = [3, 1, 5][:H]
+    options = {"learnable_beta": True, "beta": 0.5} if kind is LinearBNAttention else {}
+    layer = build(kind, scales=scales, **options)
+    plain = literal(layer)
+
+    def pooled(q, k, v, head):
+        k, v = (
+            torch.stack([w.mean(0) for w in z.split(scales[head])]) if len(z) else z for z in (k, v)
+        )
+        return plain(q, k, v, head)
+
+    x = randn(B, N, D).requires_grad_()
+    want = by_sequence(layer, pooled, x, MASKS[mask])
+    assert_same_with_gradients(layer, layer(x, token_mask=MASKS[mask]), want, [x])
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("options", BN_OPTIONS)
 def test_batch_norm_against_the_formula(options, mask):
     layer = build(LinearBNAttention, **BN_OPTIONS[options])
@@ -174,6 +193,8 @@ FORMS = {
     "linear causal": (LinearAttention, {"causal": True}),
     "linear exponential": (LinearAttention, {"feature_map": "exponential"}),
     "linear_bn": (LinearBNAttention, {}),
+    "linear scaled": (LinearAttention, {"scales": [1, 2, 4]}),
+    "linear_bn scaled": (LinearBNAttention, {"scales": [1, 2, 4]}),
 }
 
 
@@ -190,6 +211,10 @@ def test_contract(form):
 def test_bad_values_are_named():
     with pytest.raises(ValueError, match=r"causal=True: .* do not factorise"):
         LinearBNAttention(D, H, causal=True)
+    with pytest.raises(ValueError, match=r"scales=\[1, 2, 4\] .* causal=True"):
+        LinearAttention(D, H, scales=[1, 2, 4], causal=True)
+    with pytest.raises(ValueError, match=r"scales must have one entry .* got \[1, 2\]"):
+        LinearBNAttention(D, H, scales=[1, 2])
     with pytest.raises(ValueError, match=r"feature_map .* got 'gelu'"):
         LinearAttention(D, H, feature_map="gelu")
     with pytest.raises(ValueError, match=r"eps .* got 0"):

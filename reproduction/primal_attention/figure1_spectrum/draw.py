@@ -1,0 +1,74 @@
+"""Draw Figure 1 from curves.csv: means over the seeds, bands over heads and test cases.
+
+python reproduction/primal_attention/figure1_spectrum/draw.py
+"""
+
+import argparse
+import csv
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from primal_attention.analysis import Spectrum, plot_spectra
+from primal_attention.analysis.figures import save_figure
+from primal_attention.analysis.running import Spread
+from primal_attention.analysis.spectrum import LayerSpectrum
+
+HERE = Path(__file__).parent
+Row = dict[str, str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--curves", type=Path, default=HERE / "curves.csv")
+    parser.add_argument("--out", type=Path, default=HERE / "figure1.png")
+    arguments = parser.parse_args()
+    with arguments.curves.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    save_figure(plot_spectra(spectra(rows)), arguments.out)
+
+
+def model_of(row: Row) -> str | None:
+    """What the figure calls a model; None where it leaves it out."""
+    settings = dict(each.partition("=")[::2] for each in row["settings"].split())
+    if row["model"] == "softmax":
+        return "softmax"
+    if "eta" not in settings:
+        return "Primal.+, no objective"
+    names = {"released": "Primal.+, J²", "explained_energy": "Primal.+, explained energy"}
+    return names.get(settings.get("objective", "released"))
+
+
+def spectra(rows: list[Row]) -> dict[str, Spectrum]:
+    """Each model with the means of its runs."""
+    models: dict[str, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if name := model_of(row):
+            models[name][int(row["layer"])].append(row)
+    return {
+        name: Spectrum(name, tuple(layer(layers[index]) for index in sorted(layers)), {})
+        for name, layers in sorted(models.items(), key=lambda each: each[0] != "softmax")
+    }
+
+
+def layer(rows: list[Row]) -> LayerSpectrum:
+    """The curves of a layer; nothing else is known of it here."""
+    explained, deviation = (curve(rows, name) for name in ("explained", "deviation"))
+    unknown = Spread(math.nan, math.nan)
+    curves = torch.full_like(explained, math.nan), explained, deviation
+    first = rows[0]["layer"], rows[0]["attention"], 0, 0, unknown
+    return LayerSpectrum(*first, *curves, *[unknown] * 5)
+
+
+def curve(rows: list[Row], name: str) -> torch.Tensor:
+    """The mean over the runs of each direction."""
+    values: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        values[int(row["direction"])].append(float(row[name]))
+    return torch.tensor([sum(values[i]) / len(values[i]) for i in sorted(values)])
+
+
+if __name__ == "__main__":
+    main()
