@@ -154,15 +154,16 @@ def copy_bandwidth(device: str) -> float:
 @contextmanager
 def configured(passes: Passes, config: Config | None, programs: int) -> Iterator[None]:
     """With one configuration in place of the tables, and so many programs wanted."""
-    saved, before = [dict(table) for table in passes.tables], launch.PROGRAMS
-    launch.PROGRAMS = programs
+    saved = [dict(table) for table in passes.tables]
+    before = launch.PROGRAMS, running_mean.PROGRAMS
+    launch.PROGRAMS = running_mean.PROGRAMS = programs
     if config is not None:
         for table in passes.tables:
             table.update(dict.fromkeys(table, config))
     try:
         yield
     finally:
-        launch.PROGRAMS = before
+        launch.PROGRAMS, running_mean.PROGRAMS = before
         for table, old in zip(passes.tables, saved, strict=True):
             table.update(old)
 

@@ -132,6 +132,7 @@ def _mean_j(
         averaged=averaged,
         lambda_squared=lambda_squared,
         squared=squared,
+        half=run.half,
     )
 
 

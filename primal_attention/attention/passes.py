@@ -24,6 +24,7 @@ from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.primal import PrimalResult, collapsed_attention, gram
 from primal_attention.ops.projected import ProjectedResult, projected_attention
 from primal_attention.ops.projected_dual import projected_dual_attention
+from primal_attention.ops.projected_dual_causal import projected_dual_causal_attention
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ def projected_pass(
     causal: bool,
     grams: bool,
 ) -> Pass:
-    """Self-attention with all projections in the same op; causal with static weights alone."""
+    """Self-attention with all projections in the same op; causal without landmarks alone."""
     result = _projected_result(parts, tokens, projection, landmarks, causal=causal, grams=grams)
     weights = ProjectionWeights(result.e, result.r, landmarks)
     return Pass(result.out, weights, result.gram_q, result.gram_k)
@@ -156,8 +157,8 @@ def _projected_result(
 ) -> ProjectedResult:
     map_q, map_k = parts.features.names
     if parts.parameters is None:
-        assert not causal
-        return projected_dual_attention(
+        attention = projected_dual_causal_attention if causal else projected_dual_attention
+        return attention(
             tokens.x,
             *projection,
             *parts.score_maps,

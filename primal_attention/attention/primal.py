@@ -270,7 +270,7 @@ class PrimalAttention(KSVDLayer):
         """Queries of the tokens, keys of the source; the same sequence in self-attention."""
         parts, landmarks, crossing = self._parts(), self._landmarks(source), source is not tokens
         options = {"causal": self.causal, "grams": self.training}
-        if not crossing and self._is_one_op():
+        if not crossing and not self.features.has_modules:  # one op from the tokens to the outputs
             projection = packed_projection(tokens.x, *self._projections())
             if projection is not None:
                 return projected_pass(parts, tokens, projection, landmarks, **options)
@@ -279,10 +279,6 @@ class PrimalAttention(KSVDLayer):
         here = self._project(tokens)
         there = self._project(source, context=True) if crossing else here
         return bidirectional_pass(parts, here, there, landmarks, grams=self.training)
-
-    def _is_one_op(self) -> bool:
-        """Whether there is an op that begins with the tokens of such a layer."""
-        return not self.features.has_modules and not (self.causal and self.weights == "dual")
 
     def _projections(self) -> list[nn.Module]:
         """Those of the tokens, in the order in which the ops take them."""
@@ -323,8 +319,10 @@ class PrimalAttention(KSVDLayer):
         of its output arrives, and these nodes must run after that.
         """
         grams, counts = (run.gram_q, run.gram_k), (num_queries, num_keys)
-        parameters = self._parts().parameters
-        self.record(ksvd_statistics(run.weights, parameters, self.lambda_diag, grams, counts))
+        parameters, half = self._parts().parameters, run.out.dtype.itemsize == 2
+        self.record(
+            ksvd_statistics(run.weights, parameters, self.lambda_diag, grams, counts, half=half)
+        )
 
     def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
         if self.features.has_modules:  # whose features, and so the outputs, have at least float32

@@ -35,6 +35,7 @@ class KSVDStatistics(NamedTuple):
     num_keys: Tensor  # [B]: real tokens behind gram_k
     averaged: bool  # J averages over tokens (dual weights) instead of summing
     with_gradients: bool  # taken with gradients enabled
+    half: bool = False  # tokens of half precision are behind the Gram matrices
 
     @property
     def x_sampled(self) -> Tensor | None:
@@ -48,6 +49,8 @@ def ksvd_statistics(
     lambda_diag: Tensor,
     grams: tuple[Tensor, Tensor],
     counts: tuple[Tensor, Tensor],
+    *,
+    half: bool = False,
 ) -> KSVDStatistics:
     """Gather the statistics of one forward pass.
 
@@ -67,6 +70,7 @@ def ksvd_statistics(
         *counts,
         averaged=parameters is None,
         with_gradients=torch.is_grad_enabled(),
+        half=half,
     )
 
 

@@ -40,11 +40,11 @@ class Segments(NamedTuple):
     number: int  # of segments
 
 
-def divide(z: Tensor, block: int) -> Segments:
+def divide(z: Tensor, block: int, programs: int | None = None) -> Segments:
     """Segments of the sequences z [B, N, H, C], so many that they make enough programs."""
     B, N, H, _ = z.shape
     blocks = _divided(N, block)
-    wanted = min(_divided(PROGRAMS, B * H), _divided(blocks, SHORTEST))
+    wanted = min(_divided(programs or PROGRAMS, B * H), _divided(blocks, SHORTEST))
     length = _divided(blocks, wanted)
     return Segments(length * block, _divided(blocks, length))
 

@@ -22,6 +22,15 @@ DOTS = {
     torch.float16: tl.float16,
     torch.float32: tl.float32,
 }
+# The arithmetic of products of float32 matrices, by the dtype of the tokens behind them. Six
+# products of bfloat16 parts hold all digits. TensorFloat-32 has those of float16, more than
+# bfloat16, and the range of both: beside tokens of half precision its errors are small.
+PRODUCTS = {
+    torch.bfloat16: "tf32",
+    torch.float16: "tf32",
+    torch.float32: "bf16x6",
+}
+_FEW_PROGRAMS = 800  # about six for each multiprocessor of a large GPU
 _ROWS = 1 << 7  # more tokens than any block has
 
 
@@ -39,6 +48,15 @@ class Config(NamedTuple):
     def launch(self) -> dict[str, int]:
         """What the compiler is told."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def warps_of(programs: int) -> int:
+    """Warps of a pass over small matrices, through whose code each program runs once.
+
+    With few programs the time goes with the length of the code, which is the shorter the less of a
+    matrix a thread has; with many, threads that have more of it do more at once.
+    """
+    return 8 if programs <= _FEW_PROGRAMS else 4
 
 
 class Shares(NamedTuple):
@@ -77,7 +95,11 @@ def summed(total: Tensor | None, z: Tensor, shares: Shares) -> Iterator[Tensor |
     shape = (B, shares.splits, H, *total.shape[-2:])
     parts = total.new_empty(shape, dtype=torch.float32)
     yield parts
-    total.copy_(parts.sum(1 if batched else (0, 1)))
+    axes = (1,) if batched else (0, 1)
+    if total.is_contiguous() and total.dtype == torch.float32:
+        torch.sum(parts, axes, out=total)
+    else:
+        total.copy_(parts.sum(axes))
 
 
 @contextmanager

@@ -11,12 +11,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Six products of bfloat16 parts hold the digits of float32. The interpreter has plain products
-# only, and none of bfloat16: it takes the rounded operands in float32.
+# The interpreter has plain products only, and none of bfloat16: it takes the rounded operands in
+# float32.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 # Arguments whose values make no difference to the code, so that no length is compiled for.
 LENGTHS = ["N", "H", "splits", "tokens"]
 _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
+EXACT = tl.constexpr("bf16x6")  # six products of bfloat16 parts hold the digits of float32
 
 
 @triton.jit
@@ -165,15 +166,33 @@ def pull_back(base, factor, inverse, d_phi, FEATURE_MAP: tl.constexpr):
 
 
 @triton.jit
-def product(x, y, total):
-    """The sum total + x y on the tensor cores, with float32 sums."""
+def product(x, y, total, PRECISION: tl.constexpr = EXACT):
+    """The sum total + x y on the tensor cores, with float32 sums.
+
+    The precision is that of float32 operands, which triton_launch.PRODUCTS names.
+    """
+    if x.dtype == tl.float32 and PRECISION == "tf32":
+        x, y = _nearest(x), _nearest(y)
     if _INTERPRETED:
         total = tl.dot(x.to(tl.float32), y.to(tl.float32), total, input_precision="ieee")
     elif x.dtype == tl.float32:
-        total = tl.dot(x, y, total, input_precision="bf16x6")
+        total = tl.dot(x, y, total, input_precision=PRECISION)
     else:
         total = tl.dot(x, y, total)
     return total
+
+
+@triton.jit
+def _nearest(x):
+    """The nearest TensorFloat-32 number; the tensor cores themselves would cut digits off."""
+    if _INTERPRETED:
+        bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        x = bits.to(tl.float32, bitcast=True)
+    else:
+        x = tl.inline_asm_elementwise(
+            "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return x
 
 
 @triton.jit

@@ -25,8 +25,7 @@ def launches(kind: str, width: int, dtype: torch.dtype) -> Callable[[], None]:
     def launch() -> None:
         fused.forward(*given, True, True)
         out, gram_q, gram_k, e, r, *kept = _empty_outputs(*given, True, True)
-        spent = [] if kind == "dual" else [True]
-        fused.backward(*given, e, r, *kept, out, gram_q, gram_k, e, r, True, True, *spent)
+        fused.backward(*given, e, r, *kept, out, gram_q, gram_k, e, r, True, True, True)
 
     return launch
 

@@ -84,7 +84,8 @@ def test_fused(device, lead, dtype, scores):
     given = [None if t is None else t.to(dtype) for t in given]
     values = fused.forward(*given)
     assert_laid_out(values, collapse_composed(*given))
-    assert_near(values, in_double(collapse_composed, given), 1e-6, "value")
+    digits = 1e-6 if dtype == torch.float32 else 5e-4
+    assert_near(values, in_double(collapse_composed, given), digits, "value")
     both = [*given, *(None if d is None else d.float() for d in cotangents(given))]
     gradients = fused.backward(*both)
     assert_laid_out(gradients, collapse_backward(*both))

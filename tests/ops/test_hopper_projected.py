@@ -16,12 +16,12 @@ CASES = {
     "dual:32:float32": 64,
 }
 NAMES = {
-    "static": {"collapse_blocks"},
-    "sampled": {"weight_blocks", "row_blocks", "parameter_blocks"},
-    "causal": {"collapse_blocks", "walk_along"},
-    "dual": {"collapse_blocks", "moment_blocks", "pull_back_blocks"},
+    "static": {"collapse_blocks", "backward_blocks"},
+    "sampled": {"weight_blocks", "backward_blocks", "row_blocks", "parameter_blocks"},
+    "causal": {"collapse_blocks", "backward_blocks", "walk_along"},
+    "dual": {"collapse_blocks", "moment_blocks", "sum_blocks", "row_gradient_blocks"},
 }
-SHARED = {"forward_blocks", "backward_blocks", "total_blocks", "add_up_blocks", "row_sum_blocks"}
+SHARED = {"forward_blocks", "total_blocks", "add_up_blocks", "row_sum_blocks"}
 
 
 @pytest.mark.slow

@@ -175,7 +175,7 @@ def test_opcheck(scores, dtype):
     d_outputs = [torch.randn_like(t) for t in (out, gram_q, e, r)]
     d_outputs.insert(2, None)
     backward = ops.projected_dual_backward.default, (
-        *tensors, *options, e, r, *kept, *d_outputs, scores != "r", scores != "e"
+        *tensors, *options, e, r, *kept, *d_outputs, scores != "r", scores != "e", False
     )  # fmt: skip
     for function, arguments in (forward, backward):
         results = torch.library.opcheck(function, arguments)

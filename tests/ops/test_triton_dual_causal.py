@@ -155,7 +155,7 @@ def test_the_layout_is_the_one_that_is_announced(device, sides, grams, monkeypat
     tensors = q.mT.contiguous().mT, k, h.mT.contiguous().mT, *rest
     given = options(tensors)
     *outputs, states = fused.forward(*tensors, *given, grams, True)
-    assert_laid_out([*outputs, states], chunked._empty_outputs(*tensors, *given, grams, True))
+    assert_laid_out([*outputs, states], chunked.empty_outputs(*tensors, *given, grams, True))
     d = outputs if grams else [*outputs[:3], None, None]
     gradients = fused.backward(*tensors, *given, states, *d)
     assert_laid_out(gradients, chunked._empty_gradients(*tensors))
@@ -164,7 +164,7 @@ def test_the_layout_is_the_one_that_is_announced(device, sides, grams, monkeypat
 def test_nothing_is_kept_where_it_is_not_wanted(device):
     tensors = inputs(device, length=17)
     given = *options(tensors), False, False
-    assert_laid_out(fused.forward(*tensors, *given), chunked._empty_outputs(*tensors, *given))
+    assert_laid_out(fused.forward(*tensors, *given), chunked.empty_outputs(*tensors, *given))
 
 
 def test_one_bfloat16_is_enough_for_what_is_multiplied(device):

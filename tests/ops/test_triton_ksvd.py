@@ -88,6 +88,18 @@ def test_sizes(device, case, width, directions):
     check(inputs(case, device, batch=1, width=width, directions=directions))
 
 
+@pytest.mark.parametrize("case", ["batched, own", "shared, given"])
+def test_tokens_in_half_precision(device, case):
+    """Fewer digits, as many as float16 has."""
+    arguments, d_mean = inputs(case, device, batch=2, width=17), D_MEAN.to(device)
+    values = fused.forward(*arguments, True, True, True, True)
+    found = [*values, *fused.backward(*arguments, *values[1:], True, True, d_mean, True)]
+    expected = expected_of(arguments)
+    assert_near(found, expected, 1e-3)
+    with pytest.raises(AssertionError):
+        assert_near(found, expected, 1e-5)
+
+
 @pytest.fixture
 def small_blocks(monkeypatch):
     """So that small tensors take several."""

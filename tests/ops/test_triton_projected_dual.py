@@ -3,6 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from primal_attention.ops.projected_dual import projected_dual_attention
 from primal_attention.ops.projected_dual.composed import backward_composed, forward_composed
 
 from .formulas import MAPS, randn, token_masks
@@ -66,9 +67,9 @@ class Case:
     def forward(self):
         return *self.inputs, self.heads, self.mask, *self.maps, True, True
 
-    def backward(self):
+    def backward(self, *, spent=False):
         _, _, _, e, r, *kept = forward_composed(*self.forward())
-        return *self.forward()[:-2], e, r, *kept, *self.cotangents, *self.wanted
+        return *self.forward()[:-2], e, r, *kept, *self.cotangents, *self.wanted, spent
 
     def in_double(self):
         """The same in float64."""
@@ -171,6 +172,27 @@ def test_the_same_bits_every_time(device):
     assert_bits(fused.backward(*case.backward()), fused.backward(*case.backward()))
 
 
+@pytest.mark.parametrize(("width", "directions"), [(P, S), (40, S), (P, 40)])
+def test_gradients_in_the_place_of_the_rows(device, width, directions):
+    """The same bits; wide heads and many directions, which are read twice, are not written over."""
+    case = Case(device, P=width, S=directions, H=1, mask=MASKS["holes"])
+    given = case.backward(spent=True)
+    rows = given[13].clone()
+    assert_bits(fused.backward(*given), fused.backward(*case.backward()))
+    assert torch.equal(given[13], rows) == ((width, directions) != (P, S))
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradients_again(device):
+    leaves = [t.detach().requires_grad_() for t in Case(device).inputs]
+    outputs = projected_dual_attention(*leaves, num_heads=H)
+    cotangents = [torch.ones_like(output) for output in outputs]
+    first, second = (
+        torch.autograd.grad(outputs, leaves, cotangents, retain_graph=keep)
+        for keep in (True, False)
+    )
+    assert_bits(first, second)
+
+
 def test_what_the_fused_op_does_not_take(device):
     def takes(dtype=torch.float32, **options):
         return fused.takes(*Case(device, dtype, **options).forward())
@@ -186,8 +208,6 @@ def test_what_the_fused_op_does_not_take(device):
 @pytest.mark.parametrize("device", DEVICES[1:])  # the op has no fused form on a CPU
 def test_the_op_runs_fused_on_a_gpu(device, monkeypatch):
     """Through autograd, and only there: float64 is composed."""
-    from primal_attention.ops.projected_dual import projected_dual_attention
-
     calls = []
     for name in ("forward", "backward"):
         run = getattr(fused, name)

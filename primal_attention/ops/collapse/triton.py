@@ -13,7 +13,7 @@ from torch import Tensor
 from primal_attention.ops.collapse.triton_blocks import collapse_blocks, total_blocks
 from primal_attention.ops.column_sum.triton_add_up import add_up
 from primal_attention.ops.launch import padded
-from primal_attention.ops.triton_launch import DOTS, contiguous, device_of
+from primal_attention.ops.triton_launch import DOTS, PRODUCTS, contiguous, device_of, warps_of
 
 _TILE = 64  # rows of W that one program takes, at most
 
@@ -54,18 +54,26 @@ def map_strides(c: Tensor | None) -> tuple[int, ...]:
 
 
 def forward(
-    w_e: Tensor, w_r: Tensor, c_e: Tensor | None, c_r: Tensor | None
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    precision: str | None = None,  # of the products; None: by the dtype of the weights
 ) -> tuple[Tensor, Tensor]:
     """A_e and A_r; empty where they are not wanted."""
-    return _collapsed(w_e, w_r, c_e, c_r, None, None)
+    return _collapsed(w_e, w_r, c_e, c_r, None, None, precision)
 
 
 def forward_with_weights(
-    w_e: Tensor, w_r: Tensor, c_e: Tensor | None, c_r: Tensor | None
+    w_e: Tensor,
+    w_r: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Copies of both weights in float32, A_e and A_r; empty where they are not wanted."""
     e, r = (w_e.new_empty(w_e.shape, dtype=torch.float32) for _ in range(2))
-    return e, r, *_collapsed(w_e, w_r, c_e, c_r, e, r)
+    return e, r, *_collapsed(w_e, w_r, c_e, c_r, e, r, precision)
 
 
 def _collapsed(
@@ -75,17 +83,20 @@ def _collapsed(
     c_r: Tensor | None,
     e: Tensor | None,
     r: Tensor | None,
+    precision: str | None,
 ) -> tuple[Tensor, Tensor]:
     *lead, P, S = w_e.shape
-    sizes = map_sizes(P, S, c_e, c_r, _TILE)
+    sizes, matrices = map_sizes(P, S, c_e, c_r, _TILE), w_e.numel() // (P * S)
     a_e, a_r = (
         w_e.new_empty((0,) if c is None else (*lead, P, sizes.C), dtype=torch.float32)
         for c in (c_e, c_r)
     )
     with device_of(w_e):
-        collapse_blocks[(w_e.numel() // (P * S), sizes.tiles, 2)](
+        collapse_blocks[(matrices, sizes.tiles, 2)](
             *contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
-            map_strides(c_e), map_strides(c_r), *sizes, num_warps=4,
+            map_strides(c_e), map_strides(c_r), *sizes,
+            precision or PRODUCTS[w_e.dtype],
+            num_warps=warps_of(2 * sizes.tiles * matrices),
         )  # fmt: skip
     return a_e, a_r
 
@@ -99,12 +110,13 @@ def backward(
     da_r: Tensor | None,
     d_e: Tensor | None = None,  # gradients of the weights by their other uses
     d_r: Tensor | None = None,
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of w_e, w_r, c_e and c_r; empty where there is no such input."""
     totals = [w.new_empty(w.shape) for w in (w_e, w_r)]
     d_maps = [None if c is None else torch.empty_like(c) for c in (c_e, c_r)]
     sides = contiguous(w_e, w_r, d_e, d_r, da_e, da_r)
-    parts = pull_back((c_e, c_r), sides, totals, 1.0)
+    parts = pull_back((c_e, c_r), sides, totals, 1.0, precision or PRODUCTS[w_e.dtype])
     add_up_maps(parts, d_maps)
     dc_e, dc_r = (w_e.new_empty(0) if dc is None else dc for dc in d_maps)
     dw_e, dw_r = totals
@@ -116,20 +128,25 @@ def pull_back(
     given: list[Tensor | None],  # both weights, their gradients, and those of A_e and A_r
     totals: list[Tensor],
     scale: float,
+    precision: str,
 ) -> list[Tensor | None]:
-    """Write the gradients of both weights by all of their uses; parts of those of C_e and C_r."""
+    """Write the gradients of both weights by all of their uses.
+
+    The result are parts of the gradients of C_e and C_r, [parts, C, S].
+    """
     w_e, *_, da_e, da_r = given
     assert w_e is not None
     P, S = w_e.shape[-2:]
     sizes = map_sizes(P, S, *maps, _TILE)
     matrices = w_e.numel() // (P * S)
-    shape = (matrices * sizes.tiles, S, sizes.C)
+    shape = (matrices * sizes.tiles, sizes.C, S)
     parts = [
         None if da is None else w_e.new_empty(shape, dtype=torch.float32) for da in (da_e, da_r)
     ]
     with device_of(w_e):
         total_blocks[(matrices, sizes.tiles, 2)](
-            *maps, *given, *totals, *parts, *map(map_strides, maps), scale, *sizes, num_warps=4
+            *maps, *given, *totals, *parts, *map(map_strides, maps), scale, *sizes, precision,
+            num_warps=warps_of(2 * sizes.tiles * matrices),
         )  # fmt: skip
     return parts
 
@@ -139,4 +156,5 @@ def add_up_maps(parts: list[Tensor | None], d_maps: list[Tensor | None]) -> None
     for part, d_map in zip(parts, d_maps, strict=True):
         if d_map is not None and part is None:
             d_map.zero_()
-    add_up(*zip(parts, d_maps, strict=True))
+    totals = (None if d_map is None else d_map.mT for d_map in d_maps)
+    add_up(*zip(parts, totals, strict=True))

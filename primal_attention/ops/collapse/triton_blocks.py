@@ -15,23 +15,29 @@ from primal_attention.ops.triton_maps import load_matrix, product
 def collapse_blocks(
     w_e, w_r, c_e, c_r, given_e, given_r, a_e, a_r, c_e_strides, c_r_strides,
     P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows of A_e = W_e C_e or of A_r, and of the weights in float32 where they are wanted."""
     matrix, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
     if tl.program_id(2) == 0:
         weights = load_matrix(w_e + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
-        store_side(weights, c_e, given_e, a_e, c_e_strides, matrix, row, P, S, C, BLOCK_S, BLOCK_C)
+        store_side(
+            weights, c_e, given_e, a_e, c_e_strides, matrix, row,
+            P, S, C, BLOCK_S, BLOCK_C, PRECISION,
+        )  # fmt: skip
     else:
         weights = load_matrix(w_r + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
-        store_side(weights, c_r, given_r, a_r, c_r_strides, matrix, row, P, S, C, BLOCK_S, BLOCK_C)
+        store_side(
+            weights, c_r, given_r, a_r, c_r_strides, matrix, row,
+            P, S, C, BLOCK_S, BLOCK_C, PRECISION,
+        )  # fmt: skip
 
 
 @triton.jit
 def store_side(
     weights, c, given, a, c_strides, matrix, row,
     P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write rows of the weights of one side, and of their product with the output map."""
     if given is not None:
@@ -39,7 +45,8 @@ def store_side(
     if c is not None:
         for column in range(0, C, BLOCK_C):
             part = _load_map(c, c_strides, column, S, C, BLOCK_S, BLOCK_C)
-            projected = product(weights, part, tl.zeros([weights.shape[0], BLOCK_C], tl.float32))
+            nothing = tl.zeros([weights.shape[0], BLOCK_C], tl.float32)
+            projected = product(weights, part, nothing, PRECISION)
             store_block(a + matrix * (P * C), projected, row, column, P, C)
 
 
@@ -48,7 +55,7 @@ def total_blocks(
     c_e, c_r, w_e, w_r, d_e, d_r, da_e, da_r, total_e, total_r, dc_e, dc_r,
     c_e_strides, c_r_strides, scale,
     P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of W_e by both of its uses, times the scale, and a part of that of C_e.
 
@@ -56,21 +63,23 @@ def total_blocks(
     """
     if tl.program_id(2) == 0:
         _side_total(
-            c_e, w_e, d_e, da_e, total_e, dc_e, c_e_strides, scale, P, S, C, TILE, BLOCK_S, BLOCK_C
-        )
+            c_e, w_e, d_e, da_e, total_e, dc_e, c_e_strides, scale,
+            P, S, C, TILE, BLOCK_S, BLOCK_C, PRECISION,
+        )  # fmt: skip
     else:
         _side_total(
-            c_r, w_r, d_r, da_r, total_r, dc_r, c_r_strides, scale, P, S, C, TILE, BLOCK_S, BLOCK_C
-        )
+            c_r, w_r, d_r, da_r, total_r, dc_r, c_r_strides, scale,
+            P, S, C, TILE, BLOCK_S, BLOCK_C, PRECISION,
+        )  # fmt: skip
 
 
 @triton.jit
 def _side_total(
     c, w, d_w, da, total, dc, c_strides, scale,
     P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows of scale (dW + dA C^T), and the part W^T dA of dC of these rows."""
+    """Rows of scale (dW + dA C^T), and the part dA^T W of the transpose of dC of these rows."""
     matrix, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
     side = tl.zeros([TILE, BLOCK_S], tl.float32)
     if d_w is not None:
@@ -81,11 +90,10 @@ def _side_total(
         for column in range(0, C, BLOCK_C):
             d_block = load_matrix(da + matrix * (P * C), row, column, P, C, TILE, BLOCK_C)
             of_c = _load_map(c, c_strides, column, S, C, BLOCK_S, BLOCK_C)
-            side = product(d_block, tl.trans(of_c), side)
-            d_map = product(
-                tl.trans(weights), d_block, tl.zeros([BLOCK_S, BLOCK_C], tl.float32)
-            )  # fmt: skip
-            store_block(part, d_map, 0, column, S, C)
+            side = product(d_block, tl.trans(of_c), side, PRECISION)
+            nothing = tl.zeros([BLOCK_C, BLOCK_S], tl.float32)
+            d_map = product(tl.trans(d_block), weights, nothing, PRECISION)
+            store_block(part, d_map, column, 0, C, S)
     store_block(total + matrix * (P * S), side * scale, row, 0, P, S)
 
 

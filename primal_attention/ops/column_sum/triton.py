@@ -13,10 +13,12 @@ from torch import Tensor
 from primal_attention.ops.column_sum.linear import products
 from primal_attention.ops.column_sum.triton_add_up import add_up
 from primal_attention.ops.column_sum.triton_blocks import row_sum_blocks
+from primal_attention.ops.launch import padded
 from primal_attention.ops.triton_launch import DOTS, device_of
 from primal_attention.precision import exact
 
 _ROWS, _COLUMNS = 32, 128  # of a block
+_FEW, _NARROW = 512, 16  # as many rows are one block of so many columns, whose sums are the total
 _PROGRAMS = 528  # wanted: four for each multiprocessor, so that enough memory is under way
 
 
@@ -38,13 +40,21 @@ def column_sum(rows: Tensor) -> Tensor:
     """The sum over the rows of a matrix [R, E], in its dtype, added up in float32."""
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     R, E = rows.shape
-    blocks = -(-E // _COLUMNS)
-    share = -(-R // max(1, _PROGRAMS // blocks) // _ROWS) * _ROWS
-    parts = rows.new_empty((-(-R // share), E), dtype=torch.float32)
     total = rows.new_empty(E)
-    with device_of(rows):
-        row_sum_blocks[(len(parts), blocks)](
-            rows, parts, rows.stride(0), R, E, share, _ROWS, _COLUMNS, num_warps=8
-        )
+    if R <= _FEW:
+        _sum_blocks(rows, total, R, padded(R), _NARROW)
+        return total
+    share = -(-R // max(1, _PROGRAMS // -(-E // _COLUMNS)) // _ROWS) * _ROWS
+    parts = rows.new_empty((-(-R // share), E), dtype=torch.float32)
+    _sum_blocks(rows, parts, share, _ROWS, _COLUMNS)
     add_up((parts, total))
     return total
+
+
+def _sum_blocks(rows: Tensor, sums: Tensor, share: int, height: int, width: int) -> None:
+    """The sums over each share of the rows."""
+    R, E = rows.shape
+    with device_of(rows):
+        row_sum_blocks[(-(-R // share), -(-E // width))](
+            rows, sums, rows.stride(0), R, E, share, height, width, num_warps=8
+        )

@@ -29,7 +29,7 @@ def row_sum_blocks(
         sums += tl.load(rows + r[:, None] * stride + c[None, :], mask=exists, other=0.0).to(
             tl.float32
         )
-    tl.store(parts + program * E + c, tl.sum(sums, 0), mask=c < E)
+    tl.store(parts + program * E + c, tl.sum(sums, 0).to(parts.dtype.element_ty), mask=c < E)
 
 
 @triton.jit(do_not_specialize=["number_0", "number_1", "number_2", "number_3"])

@@ -128,9 +128,37 @@ def backward_in_pieces(
     d_gram_k: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first eight inputs; empty where c_e, c_r or the bias is not given."""
-    tokens = Pieces(q, k, h, counts, token_mask, (map_q, map_k))
     grads = _empty_gradients(q, k, h, c_e, c_r, bias)
-    dq, dk, dh, *d_parameters, dq_side, dk_side = grads
+    given = q, k, h, c_e, c_r, bias, q_before, k_before, counts, token_mask, map_q, map_k, states
+    small = write_gradients(*given, d_out, d_q_side, d_k_side, d_gram_q, d_gram_k, grads[:3])
+    return *grads[:3], *small
+
+
+def write_gradients(
+    q: Tensor,
+    k: Tensor,
+    h: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    q_before: Tensor | None,
+    k_before: Tensor | None,
+    counts: Tensor,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    states: Tensor,
+    d_out: Tensor,
+    d_q_side: Tensor | None,
+    d_k_side: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+    d_tokens: tuple[Tensor, Tensor, Tensor],  # of q, k and h, written
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Write the gradients of the tokens; those of c_e, c_r, the bias and both sums come back."""
+    tokens = Pieces(q, k, h, counts, token_mask, (map_q, map_k))
+    dq, dk, dh = d_tokens
+    *d_parameters, dq_side, dk_side = _empty_small(q, h, c_e, c_r, bias)
     _start(dq_side, d_q_side)
     _start(dk_side, d_k_side)
     c_e, c_r = _score_maps(c_e, c_r)
@@ -155,7 +183,8 @@ def backward_in_pieces(
     for grad, total in zip(d_parameters, sums, strict=True):
         if grad.numel():
             grad.copy_(total)
-    return grads
+    dc_e, dc_r, d_bias = d_parameters
+    return dc_e, dc_r, d_bias, dq_side, dk_side
 
 
 def _d_phi(
@@ -187,9 +216,10 @@ def _room_for_states(q: Tensor, h: Tensor, keep: bool) -> Tensor:
     return q.new_empty(shape, dtype=accumulation_dtype(q.dtype))
 
 
-def _empty_outputs(
+def empty_outputs(
     q: Tensor, k: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None, *options: Any
 ) -> tuple[Tensor, ...]:
+    """What the compiler is told of the outputs."""
     *_, grams, keep = options
     states = _room_for_states(q, h, keep)
     if keep and is_fused(q, k, h, c_e, c_r):
@@ -206,10 +236,16 @@ def _empty_gradients(
     bias: Tensor | None,
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return empty_rows(q), empty_rows(k), empty_rows(h), *_empty_small(q, h, c_e, c_r, bias)
+
+
+def _empty_small(
+    q: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     B, _, H, P = q.shape
     dc_e, dc_r, d_bias = (q.new_empty(0) if x is None else empty_rows(x) for x in (c_e, c_r, bias))
     side = partial(q.new_empty, (B, H, P, h.shape[-1]), dtype=accumulation_dtype(q.dtype))
-    return empty_rows(q), empty_rows(k), empty_rows(h), dc_e, dc_r, d_bias, side(), side()
+    return dc_e, dc_r, d_bias, side(), side()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -250,7 +286,7 @@ _forward = torch.library.custom_op(
 _backward = torch.library.custom_op(
     "primal_attention::dual_causal_backward", backward_in_pieces, mutates_args=()
 )
-_forward.register_fake(_empty_outputs)
+_forward.register_fake(empty_outputs)
 _backward.register_fake(_empty_gradients)
 _forward.register_autograd(_gradients, setup_context=_save)
 on_gpu(_forward, forward_in_pieces, "primal_attention.ops.dual_causal.triton", "forward")

@@ -41,8 +41,12 @@ def dims(q: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> tuple[
 
 def key(q: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> tuple[int, str]:
     """Where the tables have the sizes for these tensors."""
-    width = launch.padded(max(dims(q, h, c_e, c_r)))
-    return max(width, 32), launch.PRECISION.get(q.dtype, "")
+    return key_of(q.dtype, *dims(q, h, c_e, c_r))
+
+
+def key_of(dtype: torch.dtype, *widths: int) -> tuple[int, str]:
+    """The same by the dtype of the queries, and P, S and V."""
+    return max(launch.padded(max(widths)), 32), launch.PRECISION.get(dtype, "")
 
 
 def takes(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops import launch
+from primal_attention.ops.column_sum.triton_add_up import add_up
 from primal_attention.ops.dual_causal.sizes import (
     BACKWARD,
     FORWARD,
@@ -73,7 +74,13 @@ def forward(
     return out, *after, gram_q, gram_k, launch.float32(q, 0) if states is None else states
 
 
-def backward(
+def backward(q: Tensor, k: Tensor, h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Gradients of the first eight inputs; the sums before the first token are part of states."""
+    d_tokens = launch.empty_rows(q), launch.empty_rows(k), launch.empty_rows(h)
+    return *d_tokens, *write_gradients(q, k, h, *(*rest, d_tokens))
+
+
+def write_gradients(
     q: Tensor,
     k: Tensor,
     h: Tensor,
@@ -92,8 +99,9 @@ def backward(
     d_k_side: Tensor | None,
     d_gram_q: Tensor | None,
     d_gram_k: Tensor | None,
-) -> tuple[Tensor, ...]:
-    """Gradients of the first eight inputs; the sums before the first token are part of states."""
+    d_tokens: tuple[Tensor, Tensor, Tensor],  # of q, k and h, with adjacent columns, written
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Write the gradients of the tokens; those of c_e, c_r, the bias and both sums come back."""
     (B, N, H, P), (_, S, V) = q.shape, dims(q, h, c_e, c_r)
     config = BACKWARD[key(q, h, c_e, c_r)]
     sizes = _compiled_for(q, h, c_e, c_r, config)
@@ -109,23 +117,28 @@ def backward(
         _running(d_q_side, moments[0], segments.number, backward=True),
         _running(d_k_side, moments[1], segments.number, backward=True),
     )
-    dq, dk, dh = (launch.empty_rows(x) for x in (q, k, h))
+    dq, dk, dh = d_tokens
     dh_e, dh_r = dh.unbind(2)
     programs = B * segments.number * H
-    dc_e, dc_r = (None if c is None else launch.float32(q, programs, S, V) for c in (c_e, c_r))
-    d_bias = None if bias is None else launch.float32(q, programs, V)
+    shapes = (S, V), (S, V), (V,)
+    parts = [
+        None if x is None else launch.float32(q, programs, *shape)
+        for x, shape in zip((c_e, c_r, bias), shapes, strict=True)
+    ]
     d_before = launch.float32(q, B, H, P, S), launch.float32(q, B, H, P, S)
     backward_walk[(4 * programs,)](
         q, k, h_e, h_r, c_e, c_r, counts, mask, states, d_out, *d_after,
         *launch.contiguous(d_gram_q, d_gram_k),
-        dq, dk, dh_e, dh_r, dc_e, dc_r, d_bias, *d_before,
+        dq, dk, dh_e, dh_r, *parts, *d_before,
         q.stride(), k.stride(), h_e.stride(), _strides(c_e), _strides(c_r), counts.stride(),
         d_out.stride(), dq.stride(), dk.stride(), dh_e.stride(), *layout,
         MAP_Q=map_q, MAP_K=map_k, **sizes,
     )  # fmt: skip
-    pairs = (c_e, dc_e), (c_r, dc_r), (bias, d_bias)
-    small = (q.new_empty(0) if x is None or d is None else d.sum(0).to(x.dtype) for x, d in pairs)
-    return dq, dk, dh, *small, *d_before
+    given = zip((c_e, c_r, bias), shapes, strict=True)
+    small = [q.new_empty(0) if x is None else x.new_empty(shape) for x, shape in given]
+    add_up(*zip(parts, small, strict=True))
+    dc_e, dc_r, d_bias = small
+    return dc_e, dc_r, d_bias, *d_before
 
 
 def _compiled_for(

@@ -30,12 +30,17 @@ def ksvd_objective(
     averaged: bool = True,
     lambda_squared: bool = False,
     squared: bool = True,
+    half: bool = False,
 ) -> Tensor:
-    """The same value as the reference: the mean of J^2, or of J, over the sequences."""
+    """The same value as the reference: the mean of J^2, or of J, over the sequences.
+
+    ``half`` says that the tokens behind the Gram matrices have half precision, so that products
+    need not hold all digits of float32.
+    """
     tensors = gram_q, gram_k, w_e_given_x, w_r_given_x, lambda_diag, trace, num_queries, num_keys
     alike = [None if x is None else x.to(gram_q.dtype) for x in tensors]
     mean: Tensor
-    mean, _, _ = _forward(*alike, averaged, lambda_squared, squared)
+    mean, _, _ = _forward(*alike, averaged, lambda_squared, squared, half)
     return mean
 
 
@@ -52,6 +57,7 @@ def forward_composed(
     averaged: bool,
     lambda_squared: bool,
     squared: bool,
+    half: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The mean, its derivative by each J, [B], and the energies of both sides, [2, B, H, S].
 
@@ -101,6 +107,7 @@ def backward_composed(
     averaged: bool,
     lambda_squared: bool,
     d_mean: Tensor,
+    half: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of both Gram matrices, of both weights, of Lambda and of the trace.
 
@@ -145,7 +152,7 @@ def _empty_gradients(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.averaged, ctx.lambda_squared, ctx.squared = inputs
+    *tensors, ctx.averaged, ctx.lambda_squared, ctx.squared, ctx.half = inputs
     _, *kept = output
     ctx.mark_non_differentiable(*kept)
     ctx.set_materialize_grads(False)
@@ -160,11 +167,11 @@ def _gradients(ctx: Any, d_mean: Tensor | None, *_: Tensor | None) -> tuple[Tens
         whole = partial(_whole, counts, *options, ctx.squared)
         grads = differentiable_gradients(whole, tensors, [d_mean])
     elif d_mean is not None:
-        stacked = _backward(*tensors, *counts, slopes, energies, *options, d_mean)
+        stacked = _backward(*tensors, *counts, slopes, energies, *options, d_mean, ctx.half)
         d_grams, d_weights, d_lambda, d_trace = stacked
         computed = *d_grams, *d_weights, d_lambda, d_trace
         grads = [None if x is None else d for x, d in zip(tensors, computed, strict=True)]
-    return (*grads, *[None] * 5)
+    return (*grads, *[None] * 6)
 
 
 def _whole(

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primal_attention.ops.column_sum.triton_add_up import add_up
 from primal_attention.ops.ksvd.triton_blocks import energy_blocks, gradient_blocks, mean_block
 from primal_attention.ops.launch import padded
-from primal_attention.ops.triton_launch import contiguous, device_of
+from primal_attention.ops.triton_launch import PRODUCTS, contiguous, device_of, warps_of
 
 _BLOCK = 64  # rows and columns of a Gram matrix that are multiplied at once, at most
 _TILE = 32  # directions, at most
@@ -37,6 +38,7 @@ def forward(
     averaged: bool,
     lambda_squared: bool,
     squared: bool,
+    half: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The mean, its derivative by each J, [B], and the energies of both sides, [2, B, H, S]."""
     B, H, P, S, block, tile = _sizes(gram_q, w_e)
@@ -49,7 +51,8 @@ def forward(
         energy_blocks[(B * H, 2, tiles)](
             *contiguous(gram_q, gram_k), w_e, w_r, *shared, energies, parts,
             _strides(w_e), _strides(w_r), B, H, P, S,
-            averaged, lambda_squared, trace is None, block, tile, num_warps=4,
+            averaged, lambda_squared, trace is None, block, tile, _precision(half),
+            num_warps=warps_of(2 * B * H * tiles),
         )  # fmt: skip
         mean_block[(1,)](
             parts, *contiguous(trace), *shared[1:], mean, slopes, B, H, 2 * H * tiles,
@@ -72,6 +75,7 @@ def backward(
     averaged: bool,
     lambda_squared: bool,
     d_mean: Tensor,
+    half: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of both Gram matrices, of both weights, of Lambda and of the trace."""
     B, H, P, S, block, tile = _sizes(gram_q, w_e)
@@ -79,15 +83,26 @@ def backward(
     d_lambda = gram_q.new_empty(H, S)
     d_trace = gram_q.new_empty(0 if trace is None else H)
     w_e, w_r = _readable(w_e), _readable(w_r)
+    blocks = -(-P // block)
     with device_of(gram_q):
-        gradient_blocks[(B * H, 2, -(-P // block))](
+        gradient_blocks[((B + 1) * H, 2, 2 * blocks)](
             *contiguous(gram_q, gram_k), w_e, w_r,
             *contiguous(lambda_diag, num_queries, num_keys), slopes, energies, d_mean,
             d_grams, d_weights, d_lambda, None if trace is None else d_trace,
             _strides(w_e), _strides(w_r), B, H, P, S,
-            averaged, lambda_squared, trace is None, block, tile, num_warps=4,
+            averaged, lambda_squared, trace is None, block, tile, _precision(half),
+            num_warps=warps_of(4 * B * H * blocks),
         )  # fmt: skip
-    return d_grams, d_weights if w_e.ndim == 4 else d_weights.sum(1), d_lambda, d_trace
+    if w_e.ndim == 3 and B > 1:
+        totals = gram_q.new_empty(2, H, P, S)
+        add_up(*zip(d_weights, totals, strict=True))
+        return d_grams, totals, d_lambda, d_trace
+    return d_grams, d_weights if w_e.ndim == 4 else d_weights[:, 0], d_lambda, d_trace
+
+
+def _precision(half: bool) -> str:
+    """Of the products: Gram matrices of tokens in half precision carry larger errors already."""
+    return PRODUCTS[torch.bfloat16 if half else torch.float32]
 
 
 def _sizes(gram_q: Tensor, w_e: Tensor) -> tuple[int, int, int, int, int, int]:

@@ -22,7 +22,7 @@ def energy_blocks(
     gram_q, gram_k, w_e, w_r, lambda_diag, num_queries, num_keys, energies, parts,
     e_strides, r_strides, B, H, P: tl.constexpr, S: tl.constexpr,
     AVERAGED: tl.constexpr, LAMBDA_SQUARED: tl.constexpr, OWN_TRACE: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The energies diag(W^T G W) of a tile of directions, and what they add to J."""
     program, side, column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * TILE
@@ -40,6 +40,7 @@ def energy_blocks(
                 load_matrix(gram, row, inner, P, P, BLOCK, BLOCK),
                 load_matrix(w, inner, column, P, S, BLOCK, TILE),
                 total,
+                PRECISION,
             )
         rows = load_matrix(w, row, column, P, S, BLOCK, TILE)
         energy += tl.sum(rows * total, 0)
@@ -135,32 +136,70 @@ def gradient_blocks(
     d_grams, d_weights, d_lambda, d_trace,
     e_strides, r_strides, B, H, P: tl.constexpr, S: tl.constexpr,
     AVERAGED: tl.constexpr, LAMBDA_SQUARED: tl.constexpr, OWN_TRACE: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of rows of dG = W diag(c) W^T and of dW = (G + G^T) W diag(c)."""
-    program, side, row = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BLOCK
+    """A block of rows of dW = (G + G^T) W diag(c), or of dG = W diag(c) W^T.
+
+    The first program of each head takes the sums over all sequences.
+    """
+    program, side, kind = tl.program_id(0) - H, tl.program_id(1), tl.program_id(2) % 2
+    row = tl.program_id(2) // 2 * BLOCK
+    if program < 0:
+        if (side == 0) & (kind == 0) & (row == 0):
+            _sums_over_sequences(
+                slopes, energies, d_mean, lambda_diag, d_lambda, d_trace, B, H,
+                (program + H).to(tl.int64), S, LAMBDA_SQUARED, TILE,
+            )  # fmt: skip
+        return
     b, h = (program // H).to(tl.int64), (program % H).to(tl.int64)
     gram, w, other, num_tokens = _side_of(
         gram_q, gram_k, w_e, w_r, num_queries, num_keys, e_strides, r_strides, side, b, h
     )
     matrix = (side * B + b) * H + h
-    gram += (b * H + h) * (P * P)
     d_j = tl.load(d_mean) * tl.load(slopes + b) / H
     factor = 0.5 * d_j
     if AVERAGED:
         factor = factor / _at_least_one(num_tokens, b)
+    if kind == 0:
+        _weight_rows(
+            gram + (b * H + h) * (P * P), w, other, lambda_diag, d_weights + matrix * (P * S),
+            d_j, factor, h, row, P, S, LAMBDA_SQUARED, OWN_TRACE, BLOCK, TILE, PRECISION,
+        )  # fmt: skip
+    else:
+        _gram_rows(
+            w, lambda_diag, d_grams + matrix * (P * P), factor, h, row,
+            P, S, LAMBDA_SQUARED, BLOCK, TILE, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _weight_rows(
+    gram, w, other, lambda_diag, d_w, d_j, factor, h, row,
+    P: tl.constexpr, S: tl.constexpr, LAMBDA_SQUARED: tl.constexpr, OWN_TRACE: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     for column in range(0, S, TILE):
         total = tl.zeros([BLOCK, TILE], tl.float32)
         for inner in range(0, P, BLOCK):
-            across = load_matrix(gram, row, inner, P, P, BLOCK, BLOCK)
-            down = load_matrix(gram, inner, row, P, P, BLOCK, BLOCK)
+            both = load_matrix(gram, row, inner, P, P, BLOCK, BLOCK)
+            down = both
+            if P > BLOCK:
+                down = load_matrix(gram, inner, row, P, P, BLOCK, BLOCK)
             part = load_matrix(w, inner, column, P, S, BLOCK, TILE)
-            total = product(across + tl.trans(down), part, total)
+            total = product(both + tl.trans(down), part, total, PRECISION)
         s = column + tl.arange(0, TILE)
         total *= (factor * _diagonal(lambda_diag, h, s, S, LAMBDA_SQUARED))[None, :]
         if OWN_TRACE:
             total -= d_j * load_matrix(other, row, column, P, S, BLOCK, TILE)
-        _store_block(d_weights + matrix * (P * S), total, row, column, P, S)
+        _store_block(d_w, total, row, column, P, S)
+
+
+@triton.jit
+def _gram_rows(
+    w, lambda_diag, d_gram, factor, h, row,
+    P: tl.constexpr, S: tl.constexpr, LAMBDA_SQUARED: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     for inner in range(0, P, BLOCK):
         total = tl.zeros([BLOCK, BLOCK], tl.float32)
         for column in range(0, S, TILE):
@@ -168,13 +207,8 @@ def gradient_blocks(
             c = factor * _diagonal(lambda_diag, h, s, S, LAMBDA_SQUARED)
             rows = load_matrix(w, row, column, P, S, BLOCK, TILE) * c[None, :]
             part = load_matrix(w, inner, column, P, S, BLOCK, TILE)
-            total = product(rows, tl.trans(part), total)
-        _store_block(d_grams + matrix * (P * P), total, row, inner, P, P)
-    if (b == 0) & (side == 0) & (row == 0):
-        _sums_over_sequences(
-            slopes, energies, d_mean, lambda_diag, d_lambda, d_trace, B, H, h,
-            S, LAMBDA_SQUARED, TILE,
-        )  # fmt: skip
+            total = product(rows, tl.trans(part), total, PRECISION)
+        _store_block(d_gram, total, row, inner, P, P)
 
 
 @triton.jit

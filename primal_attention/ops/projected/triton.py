@@ -6,8 +6,10 @@ M landmarks.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import torch
 from einops import rearrange
 from torch import Tensor
 
@@ -24,7 +26,7 @@ from primal_attention.ops.projected.passes import (
 )
 from primal_attention.ops.running_mean import triton as running_mean
 from primal_attention.ops.sampled import triton as sampled
-from primal_attention.ops.triton_launch import DOTS
+from primal_attention.ops.triton_launch import DOTS, PRODUCTS
 from primal_attention.precision import exact
 
 
@@ -40,14 +42,14 @@ def takes(
 
 
 def weights(
-    x: Tensor, index: Tensor | None, w_e: Tensor, w_r: Tensor, *rest: Any
+    precision: str, x: Tensor, index: Tensor | None, w_e: Tensor, w_r: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
-    c_e, c_r, _ = rest
+    c_e, c_r, scale = rest
     if index is None and collapse.takes(w_e, w_r, c_e, c_r):
-        return collapse.forward_with_weights(w_e, w_r, c_e, c_r)
+        return collapse.forward_with_weights(w_e, w_r, c_e, c_r, precision)
     if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
-        return sampled.forward(x, index, w_e, w_r, *rest)
+        return sampled.forward(x, index, w_e, w_r, c_e, c_r, scale, precision)
     return weights_in_pieces(x, index, w_e, w_r, *rest)
 
 
@@ -73,6 +75,7 @@ def write_gradients(
 
 
 def add_gradients(
+    precision: str,
     x: Tensor,
     index: Tensor | None,
     w_e: Tensor,
@@ -91,37 +94,41 @@ def add_gradients(
     """Gradients of w_e, w_r, c_e and c_r; that of x by the landmarks is added to dx."""
     given = e, r, d_e, d_r, da_e, da_r
     if index is None and collapse.takes(w_e, w_r, c_e, c_r):
-        return collapse.backward(w_e, w_r, c_e, c_r, da_e, da_r, d_e, d_r)
+        return collapse.backward(w_e, w_r, c_e, c_r, da_e, da_r, d_e, d_r, precision)
     if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
         d_rows = None if dx is None else rearrange(dx, "b n (h p) -> b n h p", h=w_e.shape[0])
-        return sampled.add_gradients(x, index, w_e, w_r, c_e, c_r, scale, *given, d_rows)
+        return sampled.add_gradients(
+            x, index, w_e, w_r, c_e, c_r, scale, *given, d_rows, precision=precision
+        )
     return add_gradients_in_pieces(x, index, w_e, w_r, c_e, c_r, scale, *given, dx)
 
 
-FUSED = Passes(
-    weights,
-    primal.forward,
-    write_gradients,
-    column_sum,
-    add_gradients,
-    running_mean.forward,
-    running_mean.backward,
-)
+def fused_passes(dtype: torch.dtype) -> Passes:
+    """The passes for a projection in this dtype."""
+    return Passes(
+        partial(weights, PRODUCTS[dtype]),
+        primal.forward,
+        write_gradients,
+        column_sum,
+        partial(add_gradients, PRODUCTS[dtype]),
+        running_mean.forward,
+        running_mean.backward,
+    )
 
 
 @exact
-def forward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Outputs, and what the backward pass needs of their making."""
-    return compose_forward(FUSED, x, *rest)
+    return compose_forward(fused_passes(weight.dtype), x, weight, *rest)
 
 
 @exact
-def backward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def backward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Gradients of the first eight inputs; empty where they are not given or not wanted.
 
     Those of q and k are written over these where they are spent and one pass reads and writes both.
     """
     *given, spent = rest
-    qk, a_e, a_r = given[16:19]
+    qk, a_e, a_r = given[15:18]
     over = spent and primal.takes_one_pass(qk, a_e, a_r)
-    return compose_backward(FUSED, x, *(*given, over))
+    return compose_backward(fused_passes(weight.dtype), x, weight, *(*given, over))

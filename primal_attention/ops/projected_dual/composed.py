@@ -122,11 +122,15 @@ def backward_composed(
     d_r: Tensor | None,
     of_x: bool,
     of_weight: bool,
+    spent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first six inputs; empty where they are not given or not wanted."""
+    """Gradients of the first six inputs; empty where they are not given or not wanted.
+
+    Where the rows are spent, nobody needs them afterwards, and the fused form writes over them.
+    """
     given = x, weight, shift, c_e, c_r, bias, num_heads, token_mask, map_q, map_k
     kept, d_outputs = (tokens, rows, a_e, a_r, inverse_n), (d_out, d_gram_q, d_gram_k, d_e, d_r)
-    return compose_backward(IN_PIECES, *given, e, r, *kept, *d_outputs, of_x, of_weight)
+    return compose_backward(IN_PIECES, *given, e, r, *kept, *d_outputs, of_x, of_weight, False)
 
 
 def _empty_gradients(
@@ -138,7 +142,7 @@ def _empty_gradients(
     bias: Tensor | None,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    *_, of_x, of_weight = options
+    *_, of_x, of_weight, _ = options
     nothing = x.new_empty(0, dtype=accumulation_dtype(weight.dtype))
     return (
         x.new_empty(x.shape if of_x else 0),
@@ -147,6 +151,11 @@ def _empty_gradients(
         *(torch.empty_like(nothing if c is None else c) for c in (c_e, c_r)),
         weight.new_empty(0) if bias is None else torch.empty_like(bias),
     )
+
+
+def _backward_of_graph(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    gradients: tuple[Tensor, ...] = _backward(x, *given, node.is_let_go(x))
+    return gradients
 
 
 _forward = torch.library.custom_op(
@@ -158,7 +167,7 @@ _backward = torch.library.custom_op(
 _forward.register_fake(_empty_outputs)
 _backward.register_fake(_empty_gradients)
 _forward.register_autograd(
-    partial(node.gradients, _INPUTS, _backward, reference.projected_dual_attention),
+    partial(node.gradients, _INPUTS, _backward_of_graph, reference.projected_dual_attention),
     setup_context=node.save,
 )
 on_gpu(_forward, forward_composed, "primal_attention.ops.projected_dual.triton", "forward")

@@ -5,13 +5,23 @@ Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S d
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from primal_attention.ops.collapse.composed import collapse_composed, side_backward
 from primal_attention.ops.moment import chunked as moment
-from primal_attention.ops.projected import passes as projected
+from primal_attention.ops.primal.chunked import forward_in_pieces, write_gradients
 from primal_attention.ops.projected.frame import given_or_empty, project, projection_gradients
-from primal_attention.ops.projected.passes import Passes, empty_like, given_side, used
+from primal_attention.ops.projected.passes import (
+    column_sum_in_pieces,
+    empty_like,
+    given_side,
+    used,
+)
 from primal_attention.ops.projected_dual.reference import (
     Heads,
     directions_of,
@@ -20,8 +30,38 @@ from primal_attention.ops.projected_dual.reference import (
 )
 
 
+class DualPasses(NamedTuple):
+    """One way to compute them."""
+
+    weights: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # W_e, W_r, A_e and A_r
+    attend: Callable[..., tuple[Tensor, Tensor, Tensor]]  # outputs and Gram matrices
+    write_gradients: Callable[..., tuple[Tensor, Tensor]]  # of what stands in the rows; of C
+    column_sum: Callable[[Tensor], Tensor]  # of the gradients of what was projected
+
+
+class Backward(NamedTuple):
+    """What the gradients of the rows are made of."""
+
+    c_e: Tensor | None
+    c_r: Tensor | None
+    bias: Tensor | None
+    token_mask: Tensor | None
+    map_q: str
+    map_k: str
+    e: Tensor  # W_e and W_r
+    r: Tensor
+    a_e: Tensor | None  # None where its side is not output
+    a_r: Tensor | None
+    inverse_n: Tensor
+    d_out: Tensor | None
+    d_gram_q: Tensor | None
+    d_gram_k: Tensor | None
+    d_e: Tensor | None
+    d_r: Tensor | None
+
+
 def compose_forward(
-    passes: Passes,
+    passes: DualPasses,
     x: Tensor,
     weight: Tensor,
     shift: Tensor | None,
@@ -47,7 +87,7 @@ def compose_forward(
 
 
 def compose_backward(
-    passes: Passes,
+    passes: DualPasses,
     x: Tensor,
     weight: Tensor,
     shift: Tensor | None,
@@ -72,19 +112,19 @@ def compose_backward(
     d_r: Tensor | None,
     of_x: bool,
     of_weight: bool,
+    over: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first six inputs; empty where they are not given or not wanted."""
-    sides, options = (given_side(a_e, c_e), given_side(a_r, c_r)), (token_mask, map_q, map_k)
-    d_rows, da_e, da_r, d_bias = (empty_like(rows, t) for t in (rows, *sides, bias))
+    """Gradients of the first six inputs; empty where they are not given or not wanted.
+
+    Those of the rows are written over them where that is said.
+    """
+    sides, d_outputs = (given_side(a_e, c_e), given_side(a_r, c_r)), (d_out, d_gram_q, d_gram_k)
+    options = token_mask, map_q, map_k
+    given = Backward(c_e, c_r, bias, *options, e, r, *sides, inverse_n, *d_outputs, d_e, d_r)
+    d_rows = rows if over else torch.empty_like(rows)
+    d_bias = empty_like(rows, bias)
     heads, d_heads = (heads_of(t, num_heads, directions_of(c_e, c_r)) for t in (rows, d_rows))
-    passes.write_gradients(
-        heads.q, heads.k, *sides, bias, *options, d_out, d_gram_q, d_gram_k,
-        (d_heads.q, d_heads.k, da_e, da_r, d_bias),
-    )  # fmt: skip
-    d_sides = used(d_out, da_e, c_e), used(d_out, da_r, c_r)
-    dc_e, dc_r = passes.add_gradients(
-        heads, c_e, c_r, inverse_n, *options, e, r, d_e, d_r, *d_sides, d_heads
-    )
+    dc_e, dc_r = passes.write_gradients(heads, given, d_heads, d_bias)
     d_projection = projection_gradients(
         passes.column_sum, x, weight, shift, tokens, d_rows, of_x=of_x, of_weight=of_weight
     )
@@ -109,31 +149,49 @@ def weights_in_pieces(
     return e, r, *collapse_composed(e, r, c_e, c_r)
 
 
-def add_gradients_in_pieces(
+def write_apart(
+    write_gradients: Callable[..., None],
+    add_gradients: Callable[..., tuple[Tensor, Tensor]],
     heads: Heads,
-    c_e: Tensor | None,
-    c_r: Tensor | None,
-    inverse_n: Tensor,
-    token_mask: Tensor | None,
-    map_q: str,
-    map_k: str,
-    e: Tensor,
-    r: Tensor,
-    d_e: Tensor | None,
-    d_r: Tensor | None,
-    da_e: Tensor | None,
-    da_r: Tensor | None,
+    given: Backward,
     d_heads: Heads,
+    d_bias: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Write the gradients by the attention, then add those by the weights; those of c_e and c_r."""
+    sides = given.a_e, given.a_r
+    da_e, da_r = (empty_like(heads.q, a) for a in sides)
+    write_gradients(
+        heads.q, heads.k, *sides, given.bias, given.token_mask, given.map_q, given.map_k,
+        given.d_out, given.d_gram_q, given.d_gram_k,
+        (d_heads.q, d_heads.k, da_e, da_r, d_bias),
+    )  # fmt: skip
+    d_sides = used(given.d_out, da_e, given.c_e), used(given.d_out, da_r, given.c_r)
+    return add_gradients(heads, given, *d_sides, d_heads)
+
+
+def add_gradients_in_pieces(
+    heads: Heads, given: Backward, da_e: Tensor | None, da_r: Tensor | None, d_heads: Heads
 ) -> tuple[Tensor, Tensor]:
     """Gradients of c_e and c_r; those of q and k are added to, those of h_e and h_r written."""
-    dw_e, dc_e = side_backward(e, c_e, d_e, da_e)
-    dw_r, dc_r = side_backward(r, c_r, d_r, da_r)
-    by_n = inverse_n[:, None, None, None]
-    moment.add_gradients(heads.k, heads.h_r, token_mask, map_k, dw_e * by_n, d_heads.k, d_heads.h_r)
-    moment.add_gradients(heads.q, heads.h_e, token_mask, map_q, dw_r * by_n, d_heads.q, d_heads.h_e)
+    dw_e, dc_e = side_backward(given.e, given.c_e, given.d_e, da_e)
+    dw_r, dc_r = side_backward(given.r, given.c_r, given.d_r, da_r)
+    by_n = given.inverse_n[:, None, None, None]
+    for z, h, dw, name, dz, dh in moments(heads, given, dw_e, dw_r, d_heads):
+        moment.add_gradients(z, h, given.token_mask, name, dw * by_n, dz, dh)
     return dc_e, dc_r
 
 
-IN_PIECES = projected.IN_PIECES._replace(
-    weights=weights_in_pieces, add_gradients=add_gradients_in_pieces
+def moments(
+    heads: Heads, given: Backward, dw_e: Tensor, dw_r: Tensor, d_heads: Heads
+) -> Iterator[tuple[Tensor, Tensor, Tensor, str, Tensor, Tensor]]:
+    """Rows and values of both moments, their gradients, and where those of the rows go."""
+    yield heads.k, heads.h_r, dw_e, given.map_k, d_heads.k, d_heads.h_r
+    yield heads.q, heads.h_e, dw_r, given.map_q, d_heads.q, d_heads.h_e
+
+
+IN_PIECES = DualPasses(
+    weights_in_pieces,
+    forward_in_pieces,
+    partial(write_apart, write_gradients, add_gradients_in_pieces),
+    column_sum_in_pieces,
 )

@@ -21,7 +21,12 @@ CONFIGS = {  # by the padded head dim
     128: Config(block=64, num_warps=8, num_stages=3),
     256: Config(block=32, num_warps=4, num_stages=2),
 }
-# In bfloat16, where sequences and heads are enough programs, each of which walks over all tokens.
+# Wanted at the least: with several blocks under way in each, two for each multiprocessor keep the
+# memory busy, and more would cost a pass for the sums of their segments.
+PROGRAMS = 256
+# In bfloat16, where sequences and heads are so many programs that one block under way in each is
+# enough, and each walks over all tokens.
+MANY = 512
 WHOLE = {64: Config(block=32, num_warps=2, num_stages=1)}
 
 
@@ -57,7 +62,7 @@ def _walk(
     y, total = launch.empty_rows(x), launch.float32(x, B, H, C)
     x, mask = launch.contiguous_rows(x), launch.mask_bytes(token_mask)
     config = config_of(x)
-    segments = launch.divide(x, config.block)
+    segments = launch.divide(x, config.block, PROGRAMS)
     sums = segment_sums(x, counts, mask, segments, config, backward=options["BACKWARD"])
     walk_along[(B * segments.number * H,)](
         x, counts, mask, x.stride(), counts.stride(), N, H, segments.number, segments.tokens,
@@ -70,9 +75,8 @@ def _walk(
 def config_of(x: Tensor) -> Config:
     """The sizes for tokens x."""
     width = launch.padded(x.shape[-1])
-    whole = WHOLE.get(width) if x.dtype == torch.bfloat16 else None
-    if whole is not None and launch.divide(x, whole.block).number == 1:
-        return whole
+    if x.dtype == torch.bfloat16 and x.shape[0] * x.shape[2] >= MANY:
+        return WHOLE.get(width, CONFIGS[width])
     return CONFIGS[width]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton.language as tl
 from einops import rearrange
 from torch import Tensor
 
@@ -28,6 +27,8 @@ from primal_attention.ops.sampled.triton_blocks import (
     weight_blocks,
 )
 from primal_attention.ops.triton_launch import (
+    DOTS,
+    PRODUCTS,
     Config,
     contiguous,
     device_of,
@@ -36,20 +37,13 @@ from primal_attention.ops.triton_launch import (
     writable,
 )
 
-# The dtype of the products. The range of float16 is too short for the sums over landmarks.
-DOTS = {
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float32,
-    torch.float32: tl.float32,
-}
-# Of blocks of landmarks; tiles are rows of W.
+# By the arithmetic of the products. Blocks of landmarks; tiles are rows of W.
 CONFIGS = {
-    torch.bfloat16: Config(block=64, tile=64, num_warps=4, num_stages=2, programs=528),
-    torch.float16: Config(block=32, tile=32, num_warps=4, num_stages=1),
-    torch.float32: Config(block=32, tile=32, num_warps=4, num_stages=1),
+    "tf32": Config(block=64, tile=64, num_warps=8, num_stages=1, programs=1056),
+    "bf16x6": Config(block=32, tile=32, num_warps=4, num_stages=1),
 }
 _NEARBY = 32  # landmarks of a block that is added to its tokens
-_SHORTEST = 4  # sequences of a group, so that its sums are small beside them
+_NEARBY_WARPS = 4
 
 
 def takes(x: Tensor, index: Tensor, w_e: Tensor, w_r: Tensor, *rest: Any) -> bool:
@@ -59,9 +53,11 @@ def takes(x: Tensor, index: Tensor, w_e: Tensor, w_r: Tensor, *rest: Any) -> boo
     return dtypes and w_r.dtype == w_e.dtype and S <= 128 and M <= 4096 and x.numel() * M > 0
 
 
-def _sizes(x: Tensor, w_e: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> MapSizes:
+def _sizes(
+    x: Tensor, w_e: Tensor, c_e: Tensor | None, c_r: Tensor | None, precision: str
+) -> MapSizes:
     H, _, S = w_e.shape
-    return map_sizes(x.shape[2] // H, S, c_e, c_r, CONFIGS[x.dtype].tile)
+    return map_sizes(x.shape[2] // H, S, c_e, c_r, CONFIGS[precision].tile)
 
 
 def forward(
@@ -72,19 +68,22 @@ def forward(
     c_e: Tensor | None,
     c_r: Tensor | None,
     scale: float,
+    precision: str | None = None,  # of the products; None: by the dtype of x
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
-    sizes, config = _sizes(x, w_e, c_e, c_r), CONFIGS[x.dtype]
+    precision = precision or PRODUCTS[x.dtype]
+    sizes, config = _sizes(x, w_e, c_e, c_r, precision), CONFIGS[precision]
     P, S, C, tile, block, columns = sizes
     B, (H, M, _) = x.shape[0], w_e.shape
     e, r = (x.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
     a_e, a_r = (x.new_empty(0) if c is None else e.new_empty((B, H, P, C)) for c in (c_e, c_r))
     rows = readable(rearrange(x, "b n (h p) -> b n h p", h=H))
     with device_of(x):
-        weight_blocks[(B * H, sizes.tiles)](
+        weight_blocks[(B * H, sizes.tiles, 2)](
             rows, index.contiguous(), *contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
             strides(rows), map_strides(c_e), map_strides(c_r), H, scale,
-            M, P, S, C, DOTS[x.dtype], config.block, tile, block, columns, **config.launch,
+            M, P, S, C, min(config.block, padded(M)), tile, block, columns, precision,
+            **config.launch,
         )  # fmt: skip
     return e, r, a_e, a_r
 
@@ -128,15 +127,17 @@ def add_gradients(
     da_e: Tensor | None,
     da_r: Tensor | None,
     d_rows: Tensor | None,  # [B, N, H, P] with adjacent columns
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of w_e, w_r, c_e and c_r; that of x is added to the rows of its landmarks."""
-    sizes, index = _sizes(x, w_e, c_e, c_r), index.contiguous()
+    precision = precision or PRODUCTS[x.dtype]
+    sizes, index = _sizes(x, w_e, c_e, c_r, precision), index.contiguous()
     totals = [e.new_empty(e.shape) for _ in range(2)]
     given = contiguous(e, r, d_e, d_r, da_e, da_r)
-    c_parts = pull_back((c_e, c_r), given, totals, scale)
+    c_parts = pull_back((c_e, c_r), given, totals, scale, precision)
     if d_rows is not None:
-        _add_rows(index, w_e, w_r, totals, d_rows, sizes)
-    w_parts = _parameter_parts(x, index, w_e, totals, sizes)
+        _add_rows(index, w_e, w_r, totals, d_rows, sizes, precision)
+    w_parts = _parameter_parts(x, index, w_e, totals, sizes, precision)
     dw = [w.new_empty(w.shape) for w in (w_e, w_r)]
     d_maps = [None if c is None else torch.empty_like(c) for c in (c_e, c_r)]
     add_up_maps(c_parts, d_maps)  # many parts of few entries; the others are few parts of many
@@ -147,7 +148,13 @@ def add_gradients(
 
 
 def _add_rows(
-    index: Tensor, w_e: Tensor, w_r: Tensor, totals: list[Tensor], d_rows: Tensor, sizes: MapSizes
+    index: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    totals: list[Tensor],
+    d_rows: Tensor,
+    sizes: MapSizes,
+    precision: str,
 ) -> None:
     """Add the gradients of the landmarks to those of their tokens."""
     P, S, _, tile, block, _ = sizes
@@ -155,25 +162,26 @@ def _add_rows(
     with device_of(d_rows):
         row_blocks[(B * H, -(-M // _NEARBY), sizes.tiles)](
             index, *contiguous(w_e, w_r), *totals, d_rows, strides(d_rows), H,
-            M, P, S, DOTS[d_rows.dtype], _NEARBY, padded(M), tile, block,
-            num_warps=2 if block <= 32 else 4,
+            M, P, S, _NEARBY, padded(M), tile, block, precision,
+            num_warps=_NEARBY_WARPS, num_stages=1,
         )  # fmt: skip
 
 
 def _parameter_parts(
-    x: Tensor, index: Tensor, w_e: Tensor, totals: list[Tensor], sizes: MapSizes
+    x: Tensor, index: Tensor, w_e: Tensor, totals: list[Tensor], sizes: MapSizes, precision: str
 ) -> list[Tensor]:
     """Gradients of w_e and w_r, [groups, H, M, S], each summed over a group of sequences."""
-    (P, S, _, tile, block, _), config = sizes, CONFIGS[x.dtype]
+    (P, S, _, tile, block, _), config = sizes, CONFIGS[precision]
     B, (H, M, _) = x.shape[0], w_e.shape
-    blocks = H * -(-M // config.block)
-    group = max(_SHORTEST, -(-B * blocks // config.programs))
+    landmarks = min(config.block, padded(M))
+    blocks = H * -(-M // landmarks)
+    group = -(-2 * B * blocks // config.programs)
     groups = -(-B // group)
     parts = [totals[0].new_empty((groups, H, M, S)) for _ in range(2)]
     rows = readable(rearrange(x, "b n (h p) -> b n h p", h=H))
     with device_of(x):
-        parameter_blocks[(blocks, groups)](
+        parameter_blocks[(blocks, groups, 2)](
             rows, index, *totals, *parts, strides(rows), B, H, group,
-            M, P, S, DOTS[x.dtype], config.block, tile, block, **config.launch,
+            M, P, S, landmarks, tile, block, precision, **config.launch,
         )  # fmt: skip
     return parts

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from primal_attention import ATTENTIONS, build_attention
-from primal_attention.testing import check_attention
+from primal_attention.testing import Status, check_attention
 
 ROOT = Path(__file__).parents[3]
+ONE_LENGTH = ()
 NAMES = [
     *("primal", "softmax", "softmax_bn", "softmax_sh", "softmax_bn_sh", "linear", "linear_bn"),
     *("performer", "linformer", "nystrom", "reformer", "longformer", "yoso", "cosformer"),
@@ -37,8 +38,17 @@ def test_the_registry_has_the_mechanisms_of_both_papers():
 @pytest.mark.parametrize(("name", "causal"), FORMS)
 def test_contract(name, causal):
     report = check_attention(lambda: build(name, causal), causal=causal)
-    exempt = [result.name for result in report.results if str(result.status) == "exempt"]
+    exempt = [result.name for result in report.results if result.status is Status.EXEMPT]
     assert exempt == (["autocast"] if name == "cosformer" else [])
+    about = ATTENTIONS[name].mechanism
+    passed = {
+        "causality": causal,
+        "decoding": causal and bool(about.decode),
+        "cross-attention": about.cross and not causal,
+    }
+    assert {clause: report[clause].status is Status.PASSED for clause in passed} == passed
+    if name not in ONE_LENGTH:
+        assert "any sequence length" in report["export"].detail
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,106 @@
+"""The passes that the op is composed of, and their composition in both directions.
+
+Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from primal_attention.ops.dual_causal.chunked import forward_in_pieces, write_gradients
+from primal_attention.ops.dual_causal.sizes import dims
+from primal_attention.ops.projected.frame import given_or_empty, project, projection_gradients
+from primal_attention.ops.projected.passes import column_sum_in_pieces
+from primal_attention.ops.projected_dual.reference import directions_of, inverse_counts
+from primal_attention.ops.projected_dual_causal.reference import sides_of
+from primal_attention.ops.running_mean import token_counts
+
+
+class CausalPasses(NamedTuple):
+    """One way to compute them."""
+
+    attend: Callable[..., tuple[Tensor, ...]]  # outputs, sums, Gram matrices, kept sums
+    write_gradients: Callable[..., tuple[Tensor, ...]]  # of what stands in the rows; of the rest
+    column_sum: Callable[[Tensor], Tensor]  # of the gradients of what was projected
+
+
+IN_PIECES = CausalPasses(forward_in_pieces, write_gradients, column_sum_in_pieces)
+
+
+def compose_forward(
+    passes: CausalPasses,
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    num_heads: int,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    gram_q: bool,
+    gram_k: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The five outputs; then what the backward pass needs: tokens, rows, kept sums and 1 / n."""
+    rows, tokens = project(x, weight, shift)
+    q, k, h = sides_of(rows, num_heads, directions_of(c_e, c_r))
+    options = token_counts(q, token_mask, None), token_mask, map_q, map_k
+    out, q_side, k_side, *grams, states = passes.attend(
+        q, k, h, c_e, c_r, bias, None, None, *options, gram_q or gram_k, True
+    )
+    inverse_n = inverse_counts(x, token_mask, weight.dtype)
+    for side in (q_side, k_side):
+        side *= inverse_n[:, None, None, None]
+    wanted = zip(grams, (gram_q, gram_k), strict=True)
+    g_q, g_k = (gram if wants else gram.new_empty(0) for gram, wants in wanted)
+    return out, g_q, g_k, k_side, q_side, tokens, rows, states, inverse_n
+
+
+def compose_backward(
+    passes: CausalPasses,
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    num_heads: int,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    e: Tensor,
+    r: Tensor,
+    tokens: Tensor,
+    rows: Tensor,
+    states: Tensor,
+    inverse_n: Tensor,
+    d_out: Tensor | None,
+    d_gram_q: Tensor | None,
+    d_gram_k: Tensor | None,
+    d_e: Tensor | None,
+    d_r: Tensor | None,
+    of_x: bool,
+    of_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first six inputs; empty where they are not given or not wanted."""
+    d_rows, S = torch.empty_like(rows), directions_of(c_e, c_r)
+    q, k, h = sides_of(rows, num_heads, S)
+    if d_out is None:
+        d_out = q.new_zeros((*q.shape[:3], dims(q, h, c_e, c_r)[-1]))
+    by_n = inverse_n[:, None, None, None]
+    d_q_side, d_k_side = (None if d is None else d * by_n for d in (d_r, d_e))
+    options = token_counts(q, token_mask, None), token_mask, map_q, map_k, states
+    dc_e, dc_r, d_bias, _, _ = passes.write_gradients(
+        q, k, h, c_e, c_r, bias, None, None, *options,
+        d_out, d_q_side, d_k_side, d_gram_q, d_gram_k, sides_of(d_rows, num_heads, S),
+    )  # fmt: skip
+    d_projection = projection_gradients(
+        passes.column_sum, x, weight, shift, tokens, d_rows, of_x=of_x, of_weight=of_weight
+    )
+    dx, d_weight, d_shift = given_or_empty(x, *d_projection)
+    return dx, d_weight, d_shift, dc_e, dc_r, d_bias
