@@ -22,7 +22,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
     """Blocks of 16 tokens, two segments of a sequence of three blocks."""
-    monkeypatch.setattr(fused, "PROGRAMS", 2 * B * H)
+    monkeypatch.setattr(launch, "PROGRAMS", 2 * B * H)
     monkeypatch.setattr(launch, "SHORTEST", 1)
     small = {width: launch.Config(16, 4, 1) for width in fused.CONFIGS}
     monkeypatch.setattr(fused, "CONFIGS", small)
@@ -60,7 +60,7 @@ def test_any_size(device, length, heads, width):
 
 @pytest.mark.parametrize("programs", [1, 100])
 def test_any_number_of_segments(device, programs, monkeypatch):
-    monkeypatch.setattr(fused, "PROGRAMS", programs)
+    monkeypatch.setattr(launch, "PROGRAMS", programs)
     z = randn(1, 331, 1, 5)  # 21 blocks: more segments than are added up at once
     assert_both_passes(z.to(device, torch.float32))
 
@@ -84,7 +84,7 @@ def test_what_it_takes(device):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_whole_sequences_have_blocks_of_their_own(device, masked, monkeypatch):
-    monkeypatch.setattr(fused, "PROGRAMS", 1)
+    monkeypatch.setattr(fused, "ENOUGH", B * H)
     monkeypatch.setattr(fused, "MANY", B * H)
     z = randn(B, 67, H, 64).to(device, torch.bfloat16)
     assert fused.config_of(z) == fused.WHOLE[64]

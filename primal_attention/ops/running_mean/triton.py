@@ -21,9 +21,10 @@ CONFIGS = {  # by the padded head dim
     128: Config(block=64, num_warps=8, num_stages=3),
     256: Config(block=32, num_warps=4, num_stages=2),
 }
-# Wanted at the least: with several blocks under way in each, two for each multiprocessor keep the
-# memory busy, and more would cost a pass for the sums of their segments.
-PROGRAMS = 256
+# Programs that keep the memory busy, two for each multiprocessor, with several blocks under way in
+# each. Where sequences and heads are fewer, segments of them are walked, at the price of a pass for
+# their sums.
+ENOUGH = 256
 # In bfloat16, where sequences and heads are so many programs that one block under way in each is
 # enough, and each walks over all tokens.
 MANY = 512
@@ -62,7 +63,7 @@ def _walk(
     y, total = launch.empty_rows(x), launch.float32(x, B, H, C)
     x, mask = launch.contiguous_rows(x), launch.mask_bytes(token_mask)
     config = config_of(x)
-    segments = launch.divide(x, config.block, PROGRAMS)
+    segments = launch.divide(x, config.block, 1 if B * H >= ENOUGH else None)
     sums = segment_sums(x, counts, mask, segments, config, backward=options["BACKWARD"])
     walk_along[(B * segments.number * H,)](
         x, counts, mask, x.stride(), counts.stride(), N, H, segments.number, segments.tokens,

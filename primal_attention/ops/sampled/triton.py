@@ -39,11 +39,13 @@ from primal_attention.ops.triton_launch import (
 
 # By the arithmetic of the products. Blocks of landmarks; tiles are rows of W.
 CONFIGS = {
+    "bf16": Config(block=64, tile=64, num_warps=4, num_stages=2, programs=528),
     "tf32": Config(block=64, tile=64, num_warps=8, num_stages=1, programs=1056),
     "bf16x6": Config(block=32, tile=32, num_warps=4, num_stages=1),
 }
 _NEARBY = 32  # landmarks of a block that is added to its tokens
 _NEARBY_WARPS = 4
+FEW = 264  # programs, two for each multiprocessor of a large GPU: beside so few, each has one side
 
 
 def takes(x: Tensor, index: Tensor, w_e: Tensor, w_r: Tensor, *rest: Any) -> bool:
@@ -53,11 +55,21 @@ def takes(x: Tensor, index: Tensor, w_e: Tensor, w_r: Tensor, *rest: Any) -> boo
     return dtypes and w_r.dtype == w_e.dtype and S <= 128 and M <= 4096 and x.numel() * M > 0
 
 
+def _config(x: Tensor, precision: str) -> Config:
+    """Tokens of bfloat16 go into the products as they are, others in that precision."""
+    return CONFIGS["bf16" if x.dtype == torch.bfloat16 else precision]
+
+
 def _sizes(
     x: Tensor, w_e: Tensor, c_e: Tensor | None, c_r: Tensor | None, precision: str
 ) -> MapSizes:
     H, _, S = w_e.shape
-    return map_sizes(x.shape[2] // H, S, c_e, c_r, CONFIGS[precision].tile)
+    return map_sizes(x.shape[2] // H, S, c_e, c_r, _config(x, precision).tile)
+
+
+def _sides(programs: int) -> int:
+    """Sides of a program."""
+    return 1 if programs < FEW else 2
 
 
 def forward(
@@ -72,17 +84,18 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
     precision = precision or PRODUCTS[x.dtype]
-    sizes, config = _sizes(x, w_e, c_e, c_r, precision), CONFIGS[precision]
+    sizes, config = _sizes(x, w_e, c_e, c_r, precision), _config(x, precision)
     P, S, C, tile, block, columns = sizes
     B, (H, M, _) = x.shape[0], w_e.shape
+    sides = _sides(B * H * sizes.tiles)
     e, r = (x.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
     a_e, a_r = (x.new_empty(0) if c is None else e.new_empty((B, H, P, C)) for c in (c_e, c_r))
     rows = readable(rearrange(x, "b n (h p) -> b n h p", h=H))
     with device_of(x):
-        weight_blocks[(B * H, sizes.tiles, 2)](
+        weight_blocks[(B * H, sizes.tiles, 2 // sides)](
             rows, index.contiguous(), *contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
             strides(rows), map_strides(c_e), map_strides(c_r), H, scale,
-            M, P, S, C, min(config.block, padded(M)), tile, block, columns, precision,
+            M, P, S, C, min(config.block, padded(M)), tile, block, columns, sides, precision,
             **config.launch,
         )  # fmt: skip
     return e, r, a_e, a_r
@@ -171,17 +184,18 @@ def _parameter_parts(
     x: Tensor, index: Tensor, w_e: Tensor, totals: list[Tensor], sizes: MapSizes, precision: str
 ) -> list[Tensor]:
     """Gradients of w_e and w_r, [groups, H, M, S], each summed over a group of sequences."""
-    (P, S, _, tile, block, _), config = sizes, CONFIGS[precision]
+    (P, S, _, tile, block, _), config = sizes, _config(x, precision)
     B, (H, M, _) = x.shape[0], w_e.shape
     landmarks = min(config.block, padded(M))
     blocks = H * -(-M // landmarks)
-    group = -(-2 * B * blocks // config.programs)
+    sides = _sides(B * blocks)
+    group = -(-B * blocks * 2 // sides // config.programs)
     groups = -(-B // group)
     parts = [totals[0].new_empty((groups, H, M, S)) for _ in range(2)]
     rows = readable(rearrange(x, "b n (h p) -> b n h p", h=H))
     with device_of(x):
-        parameter_blocks[(blocks, groups, 2)](
+        parameter_blocks[(blocks, groups, 2 // sides)](
             rows, index, *totals, *parts, strides(rows), B, H, group,
-            M, P, S, landmarks, tile, block, precision, **config.launch,
+            M, P, S, landmarks, tile, block, sides, precision, **config.launch,
         )  # fmt: skip
     return parts

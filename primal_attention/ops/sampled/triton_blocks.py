@@ -22,11 +22,11 @@ def weight_blocks(
     x_strides, c_e_strides, c_r_strides, H, scale,
     M: tl.constexpr, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SIDES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows of W_e = scale X'^T w_e and of A_e = W_e C_e, or those of the other side."""
+    """Rows of W_e = scale X'^T w_e and of A_e = W_e C_e, those of the other side, or both."""
     matrix, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
-    if tl.program_id(2) == 0:
+    if SIDES == 2 or tl.program_id(2) == 0:
         weights = _weights(
             x, index, w_e, x_strides, H, row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION
         )  # fmt: skip
@@ -34,7 +34,7 @@ def weight_blocks(
             weights * scale, c_e, given_e, a_e, c_e_strides, matrix, row,
             P, S, C, BLOCK_S, BLOCK_C, PRECISION,
         )  # fmt: skip
-    else:
+    if SIDES == 2 or tl.program_id(2) == 1:
         weights = _weights(
             x, index, w_r, x_strides, H, row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION
         )  # fmt: skip
@@ -59,7 +59,7 @@ def _weights(
         tokens = _landmarks(index, m, M, BLOCK_M)
         rows = _load_tokens(x, tokens, x_strides[1], row, P, TILE)
         part = load_matrix(w, m, 0, M, S, BLOCK_M, BLOCK_S)
-        total = product(tl.trans(rows), part, total, PRECISION)
+        total = _product_of_tokens(tl.trans(rows), part, total, PRECISION)
     return total
 
 
@@ -118,15 +118,16 @@ def _range_of(index, tokens, M: tl.constexpr, ALL_M: tl.constexpr):
 def parameter_blocks(
     x, index, total_e, total_r, dw_e, dw_r, x_strides, B, H, group,
     M: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_S: tl.constexpr,
+    SIDES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows of dw_e = X' dW_e, or of dw_r, summed over a group of sequences."""
-    if tl.program_id(2) == 0:
+    """Rows of dw_e = X' dW_e, of dw_r, or of both, summed over a group of sequences."""
+    if SIDES == 2 or tl.program_id(2) == 0:
         _side_parameters(
             x, index, total_e, dw_e, x_strides, B, H, group,
             M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION,
         )  # fmt: skip
-    else:
+    if SIDES == 2 or tl.program_id(2) == 1:
         _side_parameters(
             x, index, total_r, dw_r, x_strides, B, H, group,
             M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION,
@@ -149,7 +150,7 @@ def _side_parameters(
         for row in range(0, P, TILE):
             rows = _load_tokens(sequence, tokens, x_strides[1], row, P, TILE)
             part = load_matrix(d_weights + matrix, row, 0, P, S, TILE, BLOCK_S)
-            total = product(rows, part, total, PRECISION)
+            total = _product_of_tokens(rows, part, total, PRECISION)
     part = (tl.program_id(1).to(tl.int64) * H + h) * (M * S)
     store_block(dw + part, total, m, 0, M, S)
 
@@ -163,11 +164,19 @@ def _landmarks(index, m, M: tl.constexpr, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _load_tokens(x, tokens, stride, column, P: tl.constexpr, TILE: tl.constexpr):
-    """Columns of these tokens of one sequence and head, in float32.
-
-    They are zero, and not read, where there is no token.
-    """
+    """Columns of these tokens of one sequence and head; zero, and not read, where there is none."""
     p = column + tl.arange(0, TILE)
     exists = (tokens >= 0)[:, None] & (p < P)[None, :]
-    rows = tl.load(x + tokens[:, None] * stride + p[None, :], mask=exists, other=0.0)
-    return rows.to(tl.float32)
+    return tl.load(x + tokens[:, None] * stride + p[None, :], mask=exists, other=0.0)
+
+
+@triton.jit
+def _product_of_tokens(x, y, total, PRECISION: tl.constexpr):
+    """The sum total + x y of a float32 matrix y, which bfloat16 x meets in two bfloat16 parts."""
+    if x.dtype == tl.bfloat16:
+        high = y.to(tl.bfloat16)
+        low = (y - high.to(tl.float32)).to(tl.bfloat16)
+        total = product(x, low, product(x, high, total))
+    else:
+        total = product(x.to(tl.float32), y, total, PRECISION)
+    return total
