@@ -234,14 +234,14 @@ def test_the_op_runs_fused_on_a_gpu(device, monkeypatch):
     ("width", "options"),
     [(P, {"M": None}), (P, {}), (P, {"M": None, "causal": True}), (40, {"M": None, "H": 1})],
 )
-def test_gradients_that_are_written_over_queries_and_keys(device, width, options):
+def test_gradients_that_are_written_over_what_was_kept(device, width, options):
     """The same bits; wide heads, which are read twice, are not written over."""
     case = Case(device, P=width, mask=MASKS["holes"], **options)
     given = case.backward(spent=True)
     gradients = fused.backward(*given)
     assert_bits(gradients, fused.backward(*case.backward()))
-    is_over = not torch.equal(given[17], case.backward()[17])
-    assert is_over == (width == P)
+    for one, other in zip(given[17:20], case.backward()[17:20], strict=True):  # q and k, A_e, A_r
+        assert torch.equal(one, other) == (width != P)
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradients_again(device):

@@ -139,7 +139,8 @@ def backward_composed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first eight inputs; empty where they are not given or not wanted.
 
-    Where q and k are spent, nobody needs them afterwards, and the fused form writes over them.
+    Where q, k, A_e and A_r are spent, nobody needs them afterwards, and the fused form writes over
+    them.
     """
     given = x, weight, shift, w_e, w_r, c_e, c_r, bias, index, scale
     kept, d_outputs = (e, r, tokens, qk, a_e, a_r), (d_out, d_gram_q, d_gram_k, d_e, d_r)

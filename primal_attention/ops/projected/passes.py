@@ -108,11 +108,12 @@ def compose_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first eight inputs; empty where they are not given or not wanted.
 
-    Those of q and k are written over them where that is said.
+    Those of q, k, A_e and A_r are written over them where that is said.
     """
     sides = given_side(a_e, c_e), given_side(a_r, c_r)
     d_qk = qk if over else torch.empty_like(qk)
-    da_e, da_r, d_bias = (empty_like(qk, t) for t in (*sides, bias))
+    da_e, da_r = (a if over and a is not None else empty_like(qk, a) for a in sides)
+    d_bias = empty_like(qk, bias)
     passes.write_gradients(
         *qk.unbind(2), *sides, bias, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k,
         (*d_qk.unbind(2), da_e, da_r, d_bias),

@@ -126,7 +126,8 @@ def forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 def backward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Gradients of the first eight inputs; empty where they are not given or not wanted.
 
-    Those of q and k are written over these where they are spent and one pass reads and writes both.
+    Those of q, k, A_e and A_r are written over these where they are spent and one pass reads and
+    writes all of them.
     """
     *given, spent = rest
     qk, a_e, a_r = given[15:18]
