@@ -16,6 +16,7 @@ from primal_attention import __version__
 
 sys.path.append(str(Path(__file__).parent))
 from filled_tables import filled_table  # beside this file
+from notebook_pages import NotebookParser
 
 MATHJAX = Path(*importlib.util.find_spec("sphinx-mathjax-offline").submodule_search_locations)
 
@@ -29,8 +30,10 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 root_doc = "docs/index"
+source_suffix = {".md": "markdown", ".ipynb": "notebook"}
 include_patterns = [
     "docs/**.md",
+    "docs/notebooks/*.ipynb",
     "reproduction/**README.md",
     "primal_attention/ops/*/README.md",
     "CHANGELOG.md",
@@ -60,6 +63,7 @@ BAR = r"\|"
 
 def setup(app: Sphinx) -> None:
     """Docstrings are written for people: formulas in dollars, code in single backquotes."""
+    app.add_source_parser(NotebookParser)
     app.connect("autodoc-process-docstring", write_as_rst, priority=400)  # before napoleon, at 500
     app.connect("autodoc-skip-member", skip_field)
     app.connect("source-read", add_numbers)

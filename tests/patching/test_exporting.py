@@ -108,7 +108,7 @@ def test_layers_without_a_mask(tmp_path):
 
 def test_causal_layers(tmp_path):
     layers = {weights: primal(weights, causal=True) for weights in ("static", "dual")}
-    model = Layers(**layers, linear=layer("linear", causal=True))
+    model = Layers(**layers, linear=layer("linear", causal=True, scales=None))
     cases = [sequences(*size) for size in SIZES]
     dynamic = {"x": AXES, "token_mask": AXES}
     assert_exported(model, sequences(3, 11), cases, dynamic, tmp_path)

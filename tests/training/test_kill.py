@@ -18,7 +18,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     ["primal_attention.training", "lightning_fabric", "torch._dynamo", "torch.utils.tensorboard"]
 )
-KILLS, LIMIT = 5, 120.0
+KILLS, LIMIT = 3, 120.0
 
 
 def begin(directory):

@@ -73,9 +73,9 @@ def test_weights_are_not_negative_even_at_the_full_distance():
     assert (out[0, 1:, 0, 0] < out[0, :-1, 0, 0]).all()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["a fixed length", "causal"])
 def test_contract(form):
-    options = {**FORMS[form], "max_tokens": FORMS[form].get("max_tokens") and 150}
+    options = {**FORMS[form], "max_tokens": 150}
     causal = "causal" in options
     report = check_attention(lambda: CosformerAttention(D, H, **options), causal=causal)
     skipped = {r.name for r in report.results if r.status is not Status.PASSED}

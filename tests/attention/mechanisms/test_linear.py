@@ -189,22 +189,18 @@ def test_memory_is_linear(causal):
 
 
 FORMS = {
-    "linear": (LinearAttention, {}),
-    "linear causal": (LinearAttention, {"causal": True}),
     "linear exponential": (LinearAttention, {"feature_map": "exponential"}),
-    "linear_bn": (LinearBNAttention, {}),
-    "linear scaled": (LinearAttention, {"scales": [1, 2, 4]}),
-    "linear_bn scaled": (LinearBNAttention, {"scales": [1, 2, 4]}),
+    "linear scaled": (LinearAttention, {"scales": [1, 4, 4]}),
+    "linear_bn scaled": (LinearBNAttention, {"scales": [1, 4, 4]}),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_contract(form):
     kind, options = FORMS[form]
-    causal = options.get("causal", False)
-    report = check_attention(lambda: kind(D, H, **options), causal=causal)
+    report = check_attention(lambda: kind(D, H, **options))
     skipped = {r.name for r in report.results if r.status is not Status.PASSED}
-    assert skipped == ({"cross-attention"} if causal else {"causality", "decoding"}), str(report)
+    assert skipped == {"causality", "decoding"}, str(report)
     assert "any sequence length" in report["export"].detail
 
 

@@ -186,9 +186,8 @@ def test_equal_tokens_give_their_value():
     assert_close(layer(x), want, 1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_landmarks": 5, "conv_kernel_size": 3}])
-def test_contract(options):
-    report = check_attention(lambda: NystromAttention(D, H, **options))
+def test_contract_with_fewer_landmarks_than_tokens():
+    report = check_attention(lambda: NystromAttention(D, H, num_landmarks=5, conv_kernel_size=3))
     skipped = {r.name for r in report.results if r.status is not Status.PASSED}
     assert skipped == {"causality", "decoding", "cross-attention"}
 

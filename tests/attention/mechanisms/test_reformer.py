@@ -205,11 +205,6 @@ def test_against_transformers_where_all_hash_alike(monkeypatch):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_contract(causal):
-    check_attention(lambda: ReformerAttention(12, 2, causal=causal), causal=causal)
-
-
-@pytest.mark.parametrize("causal", [False, True])
 def test_contract_of_the_hashed_form(causal):
     """By default the sequences of the contract are short enough for exact attention."""
 

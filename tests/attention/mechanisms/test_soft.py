@@ -100,9 +100,8 @@ def test_its_gradient_is_that_of_the_inverse():
     assert_close(got, want)
 
 
-@pytest.mark.parametrize("num_landmarks", [4, 49])
-def test_contract(num_landmarks):
-    check_attention(lambda: SoftAttention(12, 2, num_landmarks=num_landmarks))
+def test_contract_with_fewer_landmarks_than_tokens():
+    check_attention(lambda: SoftAttention(12, 2, num_landmarks=4))
 
 
 def test_long_sequences_stay_finite_in_float32():

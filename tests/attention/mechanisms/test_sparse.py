@@ -79,9 +79,8 @@ def test_all_tokens_are_seen_with_these_strides(causal, pattern, stride):
     assert_close(layer(x, token_mask=MASKS["holes"]), softmax(x, token_mask=MASKS["holes"]), 1e-13)
 
 
-@pytest.mark.parametrize("form", ["strided 3", "fixed 5, 2 summaries"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_contract(causal, form):
+@pytest.mark.parametrize(("form", "causal"), [("strided 3", False), ("fixed 5, 2 summaries", True)])
+def test_contract(form, causal):
     report = check_attention(
         lambda: SparseAttention(D, H, causal=causal, **FORMS[form]), causal=causal
     )

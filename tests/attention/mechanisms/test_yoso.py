@@ -149,12 +149,10 @@ def test_gradients_are_finite_where_arccos_has_none(kind, estimator):
     assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_contract(estimator):
-    report = check_attention(lambda: YosoAttention(12, 2, estimator=estimator, num_hashes=4))
+def test_contract_of_the_hashes():
+    report = check_attention(lambda: YosoAttention(12, 2, estimator="hashes", num_hashes=4))
     assert report["cross-attention"].status is Status.PASSED
-    hashed = estimator == "hashes"
-    assert report["autocast"].status is (Status.EXEMPT if hashed else Status.PASSED)
+    assert report["autocast"].status is Status.EXEMPT
 
 
 def test_hashes_take_linear_memory(monkeypatch):
