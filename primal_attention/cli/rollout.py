@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from primal_attention.cli.mistakes import naming
 from primal_attention.tasks.offline_rl import MODES, Trial, environment_of
 from primal_attention.tasks.offline_rl.simulators import VERSIONS, package
+from primal_attention.training.devices import launch
 from primal_attention.training.policies import MORE, Told, missing_rows, read_policies
 from primal_attention.training.recipe import nearest
 from primal_attention.training.results import Row, add_rows, current_commit, read_rows
@@ -23,7 +24,7 @@ def register(program: "Typer") -> None:
     import typer
 
     @program.command()
-    def rollout(
+    def rollout(  # noqa: PLR0913 - each is an option of the command
         runs: Annotated[list[Path], typer.Argument(help="Run directories of rl/..., or packed.")],
         episodes: Annotated[int, typer.Option(help="Of each policy.", min=1)] = 10,
         target: Annotated[
@@ -32,6 +33,7 @@ def register(program: "Typer") -> None:
         mode: Annotated[str, typer.Option(help="window, or state: all of the past.")] = "window",
         seed: Annotated[int, typer.Option(help="Of the first episode.", min=0)] = 100,
         version: Annotated[int, typer.Option(help="5 or 4, of the environment.")] = 5,
+        accelerator: Annotated[str, typer.Option(help="cpu or cuda: where models act.")] = "cpu",
         results: Annotated[Path, typer.Option(help="The file to add to.")] = Path(
             "runs/rollouts.csv"
         ),
@@ -42,6 +44,8 @@ def register(program: "Typer") -> None:
         """Roll out the last and the best policy of runs; those that have a row are skipped."""
         with naming("--mode or --version"):
             _check(mode, version)
+        with naming("--accelerator"):
+            device = launch("fp32", accelerator=accelerator, devices=1).device
         with naming():
             package("gymnasium")
             package("mujoco")
@@ -54,7 +58,14 @@ def register(program: "Typer") -> None:
             watching = partial(_progress, environment_of(each.set_name).longest)
             rows = read_rows(results)
             for row in missing_rows(
-                each, trial, mode, rows, commit=commit, watching=watching, video=video
+                each,
+                trial,
+                mode,
+                rows,
+                commit=commit,
+                device=device,
+                watching=watching,
+                video=video,
             ):
                 add_rows(results, [row], more=MORE)
                 console.print(_told(row))

@@ -28,7 +28,7 @@ from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
 from primal_attention.training.building import build_model
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
 from primal_attention.training.intervals import estimate
-from primal_attention.training.loop import BEST, LAST
+from primal_attention.training.loop import BEST, LAST, device_name
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, key_of
 
@@ -111,12 +111,16 @@ def try_policy(
     trial: Trial,
     mode: str = "window",
     *,
+    device: torch.device | str = "cpu",
     told: Told = lambda step: None,
     video: Path | None = None,
 ) -> Rollout:
-    """Episodes of one of the policies of a run, see ``roll_out`` and ``policy_of``."""
+    """Episodes of one of the policies of a run, see ``roll_out`` and ``policy_of``.
+
+    The model acts on the device; the environment is simulated on the CPU.
+    """
     context = found.recipe.num_tokens // TOKENS_PER_STEP
-    policy = policy_of(found.model(selection), mode, context)
+    policy = policy_of(found.model(selection).to(device), mode, context)
     environment = environment_of(found.set_name)
     return roll_out(policy, found.encoding, environment, trial, told=told, video=video)
 
@@ -136,9 +140,12 @@ def trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
 
 
 def policy_row(
-    found: Policies, selection: str, trial: Trial, mode: str, rollout: Rollout, commit: str
+    found: Policies, selection: str, trial: Trial, mode: str, rollout: Rollout, made: Row
 ) -> Row:
-    """The row of a policy: its mean return, on the scale of D4RL, with an interval."""
+    """The row of a policy: its mean return, on the scale of D4RL, with an interval.
+
+    ``made`` says on which device and by which commit.
+    """
     entry = found.rounds[selection]
     scores = estimate(environment_of(found.set_name).score(rollout.returns).tolist())
     return {
@@ -149,9 +156,8 @@ def policy_row(
         "epoch": f"{entry['epoch']}",
         "steps": f"{entry['step']:.0f}",
         "seconds": "",
-        "device": "cpu",
+        **made,
         "torch": torch.__version__,
-        "commit": commit,
         "margin": "" if scores.margin is None else f"{scores.margin:.4f}",
         "return": f"{rollout.returns.mean():.2f}",
         "length": f"{rollout.lengths.mean():.1f}",
@@ -169,6 +175,7 @@ def missing_rows(
     rows: Iterable[Row],
     *,
     commit: str,
+    device: torch.device | str = "cpu",
     watching: Callable[[str], AbstractContextManager[Told]] = _in_silence,
     video: Path | None = None,
 ) -> Iterator[Row]:
@@ -180,10 +187,12 @@ def missing_rows(
         mode: One of ``MODES``.
         rows: Those that there are.
         commit: Of the code.
+        device: Where the models act.
         watching: Who is told how the episodes of a policy go, by the name of the policy.
         video: A folder for pictures of an episode of each.
     """
     rows, known = list(rows), None
+    made = {"device": device_name(torch.device(device)), "commit": commit}
     for selection in SELECTIONS:
         key = trial_key(found, selection, trial, mode)
         if any(key.items() <= row.items() for row in rows):
@@ -192,5 +201,7 @@ def missing_rows(
             name = f"{found.set_name}-{found.recipe.model}-seed{found.recipe.seed}-{selection}"
             with watching(name) as told:
                 place = video and video / f"{name}.gif"
-                known = try_policy(found, selection, trial, mode, told=told, video=place)
-        yield policy_row(found, selection, trial, mode, known, commit)
+                known = try_policy(
+                    found, selection, trial, mode, device=device, told=told, video=place
+                )
+        yield policy_row(found, selection, trial, mode, known, made)

@@ -94,7 +94,7 @@ def test_mistakes_are_named_and_leave_nothing(tmp_path):
     nothing = primal("rollout", tmp_path / "none")
     assert nothing.exit_code == 2
     assert "no checkpoint" in told(nothing)
-    for wrong in (["--mode", "windows"], ["--version", 3]):
+    for wrong in (["--mode", "windows"], ["--version", 3], ["--accelerator", "tpus"]):
         assert primal("rollout", tmp_path, *wrong).exit_code == 2
     assert not (tmp_path / "runs").exists()
     assert not (tmp_path / "data").exists()

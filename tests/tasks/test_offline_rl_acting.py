@@ -132,3 +132,14 @@ def test_mistakes_are_named():
         acted(model, "state", 2)
     with pytest.raises(ValueError, match="causal"):
         model_of("nystrom")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", ["window", "state"])
+@pytest.mark.parametrize("name", ["softmax", "primal_plus", "linear", "flow"])
+def test_a_model_on_a_gpu_acts_alike(name, mode):
+    kept = torch.tensor([0, 2])
+    here = acted(model_of(name), mode, K + 4, kept)
+    there = acted(model_of(name).cuda(), mode, K + 4, kept)
+    torch.testing.assert_close(there, here, atol=1e-4, rtol=1e-4)  # a list, on the CPU

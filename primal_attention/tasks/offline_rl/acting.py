@@ -21,7 +21,7 @@ MODES = ("window", "state")
 
 
 class Policy(Protocol):
-    """Acts in several episodes at once, all at the same step."""
+    """Acts in several episodes at once, all at the same step. Tensors are those of the CPU."""
 
     def act(self, states: Tensor, returns_to_go: Tensor) -> Tensor:
         """The actions [B, A] in standardised states [B, S], with scaled returns to go [B, 1]."""
@@ -31,42 +31,46 @@ class Policy(Protocol):
 
 
 class StatePolicy:
-    """Remembers all of the past."""
+    """Remembers all of the past, where the model is."""
 
     def __init__(self, model: DecisionModel):
         self.model, self.past = model, model.begin()
+        self.device = next(model.parameters()).device
 
     @torch.no_grad()
     def act(self, states: Tensor, returns_to_go: Tensor) -> Tensor:
         """The next actions."""
-        action, self.past = self.model.act(states, returns_to_go, self.past)
-        return action
+        inputs = states.to(self.device), returns_to_go.to(self.device)
+        action, self.past = self.model.act(*inputs, self.past)
+        return action.cpu()
 
     def keep(self, kept: Tensor) -> None:
         """Forget the other episodes."""
-        self.past = keep_episodes(self.past, kept)
+        self.past = keep_episodes(self.past, kept.to(self.device))
 
 
 class WindowPolicy:
-    """Reads the last K steps."""
+    """Reads the last K steps, which are kept where the model is."""
 
     def __init__(self, model: DecisionModel, context: int):
         self.model, self.context, self.step = model, context, 0
+        self.device = next(model.parameters()).device
         self.window: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def act(self, states: Tensor, returns_to_go: Tensor) -> Tensor:
         """The next actions."""
+        states, returns_to_go = states.to(self.device), returns_to_go.to(self.device)
         nothing = states.new_zeros(len(states), self.model.action_dim)
         self._append("states", states)
         self._append("returns_to_go", returns_to_go)
         self._append("actions", nothing)  # of this step; it does not bear on the output
         steps = torch.arange(max(0, self.step + 1 - self.context), self.step + 1)
-        timesteps = steps.to(states.device).expand(len(states), -1)
+        timesteps = steps.to(self.device).expand(len(states), -1)
         action: Tensor = self.model(**self.window, timesteps=timesteps)[:, -1]
         self.window["actions"][:, -1] = action
         self.step += 1
-        return action
+        return action.cpu()
 
     def _append(self, name: str, values: Tensor) -> None:
         before = self.window.get(name, values[:, None][:, :0])
@@ -74,6 +78,7 @@ class WindowPolicy:
 
     def keep(self, kept: Tensor) -> None:
         """Forget the other episodes."""
+        kept = kept.to(self.device)
         self.window = {name: each[kept] for name, each in self.window.items()}
 
 
