@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,9 +102,26 @@ class Replayed:
 
     def _record(self, indices: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         graph, inputs = torch.cuda.CUDAGraph(), indices.clone()
-        with torch.cuda.graph(graph, stream=self.stream):
+        with garbage_kept(), torch.cuda.graph(graph, stream=self.stream):
             output = self.update(inputs, 1.0)
         return graph, inputs, output
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Collect garbage before, and none inside.
+
+    To destroy the graph of an earlier run there would end the recording, and leave the random
+    generator of the process unusable.
+    """
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def can_replay(recipe: Recipe, fabric: Fabric) -> bool:
