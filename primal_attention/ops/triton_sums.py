@@ -114,11 +114,17 @@ def walk(first, last, step, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
 
 
 @triton.jit
-def shares(counts, strides, b, start, last, BLOCK: tl.constexpr):
-    """1 / t for the number t of real tokens up to each, float32 [n, 1]; counts is [B, N]."""
+def counted(counts, strides, b, start, last, BLOCK: tl.constexpr):
+    """The number t of real tokens up to each, float32 [n]; counts is [B, N]."""
     n = start + tl.arange(0, BLOCK)
-    t = tl.load(counts + b * strides[0] + n * strides[1], mask=n < last, other=1)
-    return (1.0 / tl.maximum(t.to(tl.float32), 1.0))[:, None]
+    return tl.load(counts + b * strides[0] + n * strides[1], mask=n < last, other=1).to(tl.float32)
+
+
+@triton.jit
+def shares(counts, strides, b, start, last, BLOCK: tl.constexpr):
+    """1 / t for the number t of real tokens up to each, float32 [n, 1]."""
+    t = counted(counts, strides, b, start, last, BLOCK)
+    return (1.0 / tl.maximum(t, 1.0))[:, None]
 
 
 @triton.jit

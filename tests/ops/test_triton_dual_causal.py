@@ -127,6 +127,20 @@ def test_gradients_of_one_result_alone(device, only=1):
     )
 
 
+@pytest.mark.parametrize("programs", [1, 100])
+def test_sums_of_the_gradients_of_the_tokens(device, programs, monkeypatch):
+    monkeypatch.setattr(launch, "PROGRAMS", programs)
+    tensors, mask = inputs(device), holes(B, N, device)
+    given = options(tensors, mask)
+    *outputs, states = fused.forward(*tensors, *given, True, True)
+    d_tokens = tuple(torch.empty_like(x) for x in tensors[:3])
+    total = tensors[0].new_empty(2 * H * (P + S))
+    d = cotangents(outputs, torch.float32)
+    fused.write_gradients(*tensors, *given, states, *d, d_tokens, total)
+    sums = torch.cat([x.double().sum((0, 1)).flatten() for x in d_tokens])
+    assert_near([total], [sums], 1e-6)
+
+
 def test_columns_need_not_be_adjacent(device):
     q, k, h, c_e, c_r, bias, *sums = inputs(device, length=17)
     q, k, h, c_e, *sums = (x.mT.contiguous().mT for x in (q, k, h, c_e, *sums))

@@ -90,3 +90,20 @@ def test_whole_sequences_have_blocks_of_their_own(device, masked, monkeypatch):
     assert fused.config_of(z) == fused.WHOLE[64]
     assert fused.config_of(z.float()) == fused.config_of(z[:1]) == fused.CONFIGS[64]
     assert_both_passes(z, mask=holes(B, 67, device) if masked else None)
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize(("dtype", "masked"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_gradients_with_their_sum(device, dtype, masked, divided):
+    """The same whether the gradients of the means come as they are or divided by t."""
+    mask = holes(B, N, device) if masked else None
+    d_mean = randn(B, N, H, C, seed=2).to(device, dtype)
+    if masked:
+        d_mean = d_mean.where(mask[:, :, None, None], 0.0)
+    counts = token_counts(d_mean, mask, None)
+    t = counts.clamp(min=1)[:, :, None, None]
+    given = (d_mean / t).to(dtype) if divided else d_mean
+    exact = (given.double() * t) if divided else given.double()
+    dz, _ = chunked.backward_in_pieces(exact, None, counts, mask)
+    got = fused.backward_with_sum(given, counts, mask, divided=divided)
+    assert_near(got, [dz, dz.sum((0, 1))], TOLERANCES[dtype])

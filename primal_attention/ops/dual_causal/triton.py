@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from primal_attention.ops import launch
 from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.dual_causal.gradients.triton_walks import backward_walk
 from primal_attention.ops.dual_causal.sizes import (
     BACKWARD,
     FORWARD,
@@ -25,7 +25,8 @@ from primal_attention.ops.dual_causal.sizes import (
     takes,
 )
 from primal_attention.ops.dual_causal.triton_blocks import segment_moments
-from primal_attention.ops.dual_causal.triton_walks import backward_walk, forward_walk
+from primal_attention.ops.dual_causal.triton_running import running
+from primal_attention.ops.dual_causal.triton_walks import forward_walk
 from primal_attention.ops.launch import Config, Segments
 
 __all__ = ["backward", "forward", "takes"]
@@ -59,7 +60,8 @@ def forward(
         _moments(z, rows, None, counts, mask, segments, sizes, name)
         for z, rows, name in ((q, h_e, map_q), (k, h_r, map_k))
     ]
-    before = _running(q_before, moments[0]), _running(k_before, moments[1])
+    befores = (q_before, moments[0]), (k_before, moments[1])
+    before = running(*befores, number=segments.number, backward=False)
     out = q.new_empty(B, N, H, V)
     after = launch.float32(q, B, H, P, S), launch.float32(q, B, H, P, S)
     parts = [launch.float32(q, B, segments.number, H, P, P) if grams else None for _ in range(2)]
@@ -77,7 +79,7 @@ def forward(
 def backward(q: Tensor, k: Tensor, h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Gradients of the first eight inputs; the sums before the first token are part of states."""
     d_tokens = launch.empty_rows(q), launch.empty_rows(k), launch.empty_rows(h)
-    return *d_tokens, *write_gradients(q, k, h, *(*rest, d_tokens))
+    return *d_tokens, *write_gradients(q, k, h, *(*rest, d_tokens, None))
 
 
 def write_gradients(
@@ -100,6 +102,7 @@ def write_gradients(
     d_gram_q: Tensor | None,
     d_gram_k: Tensor | None,
     d_tokens: tuple[Tensor, Tensor, Tensor],  # of q, k and h, with adjacent columns, written
+    d_columns: Tensor | None,  # [2 H P + 2 H S]: their sums over all tokens, side by side, written
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write the gradients of the tokens; those of c_e, c_r, the bias and both sums come back."""
     (B, N, H, P), (_, S, V) = q.shape, dims(q, h, c_e, c_r)
@@ -113,10 +116,8 @@ def write_gradients(
         None if c is None else _moments(z, d_out, c, counts, mask, segments, sizes, name)
         for z, c, name in ((k, c_r, map_k), (q, c_e, map_q))
     ]
-    d_after = (
-        _running(d_q_side, moments[0], segments.number, backward=True),
-        _running(d_k_side, moments[1], segments.number, backward=True),
-    )
+    afters = (d_q_side, moments[0]), (d_k_side, moments[1])
+    d_after = running(*afters, number=segments.number, backward=True)
     dq, dk, dh = d_tokens
     dh_e, dh_r = dh.unbind(2)
     programs = B * segments.number * H
@@ -125,18 +126,20 @@ def write_gradients(
         None if x is None else launch.float32(q, programs, *shape)
         for x, shape in zip((c_e, c_r, bias), shapes, strict=True)
     ]
+    rows = B * segments.number, 2 * H * (P + S)
+    columns = None if d_columns is None else launch.float32(q, *rows)
     d_before = launch.float32(q, B, H, P, S), launch.float32(q, B, H, P, S)
     backward_walk[(4 * programs,)](
         q, k, h_e, h_r, c_e, c_r, counts, mask, states, d_out, *d_after,
         *launch.contiguous(d_gram_q, d_gram_k),
-        dq, dk, dh_e, dh_r, *parts, *d_before,
+        dq, dk, dh_e, dh_r, columns, *parts, *d_before,
         q.stride(), k.stride(), h_e.stride(), _strides(c_e), _strides(c_r), counts.stride(),
         d_out.stride(), dq.stride(), dk.stride(), dh_e.stride(), *layout,
         MAP_Q=map_q, MAP_K=map_k, **sizes,
     )  # fmt: skip
     given = zip((c_e, c_r, bias), shapes, strict=True)
     small = [q.new_empty(0) if x is None else x.new_empty(shape) for x, shape in given]
-    add_up(*zip(parts, small, strict=True))
+    add_up(*zip(parts, small, strict=True), (columns, d_columns))
     dc_e, dc_r, d_bias = small
     return dc_e, dc_r, d_bias, *d_before
 
@@ -180,17 +183,3 @@ def _moments(
         N, H, segments.number, segments.tokens, FEATURE_MAP=feature_map, **sizes,
     )  # fmt: skip
     return moments
-
-
-def _running(
-    start: Tensor | None, moments: Tensor | None, number: int = 1, *, backward: bool = False
-) -> Tensor | None:
-    """The sum before each segment, or what comes from behind it; None where it is zero."""
-    if moments is None:
-        if start is None or number == 1:
-            return None if start is None else start.contiguous()
-        return start[:, None].expand(-1, number, -1, -1, -1).contiguous()
-    first = torch.zeros_like(moments[:, :1]) if start is None else start[:, None]
-    if backward:
-        return torch.cat([first, moments[:, 1:].flip(1)], dim=1).cumsum(1).flip(1)
-    return torch.cat([first, moments[:, :-1]], dim=1).cumsum(1)

@@ -1,4 +1,4 @@
-"""What the walks do with one block of tokens, and the sums of a segment that carry nothing.
+"""What the walks do with one block of tokens, and the sums of segments.
 
 Features are factor * base: for the cosine map the base is the rows as they lie in memory, which
 thus go into the products without passing through registers.
@@ -207,3 +207,36 @@ def sum_grams(
         sum_k = product(tl.trans(z_k), scaled(z_k, f_k * f_k), sum_k, PRECISION)
     store_matrix(gram_q, program, sum_q, P, P)
     store_matrix(gram_k, program, sum_k, P, P)
+
+
+@triton.jit(do_not_specialize=["number", "size"])
+def running_sums(
+    start_0, moments_0, result_0, start_1, moments_1, result_1, number, size,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """Some entries of all segments of one sequence."""
+    if tl.program_id(2) == 0:
+        _running_side(start_0, moments_0, result_0, number, size, HEIGHT, WIDTH, BACKWARD)
+    else:
+        _running_side(start_1, moments_1, result_1, number, size, HEIGHT, WIDTH, BACKWARD)
+
+
+@triton.jit
+def _running_side(
+    start, moments, result, number, size,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    if result is not None:
+        b = tl.program_id(0).to(tl.int64)
+        place, segment = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH), tl.arange(0, HEIGHT)
+        exists = (segment < number)[:, None] & (place < size)[None, :]
+        offsets = (b * number + segment)[:, None] * size + place[None, :]
+        sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+        if moments is not None:  # those of the neighbour, which the sum has grown by
+            ends = segment == number - 1 if BACKWARD else segment == 0
+            shift = size if BACKWARD else -size
+            sums += tl.load(moments + offsets + shift, mask=exists & ~ends[:, None], other=0.0)
+            sums = tl.cumsum(sums, 0, reverse=BACKWARD)
+        if start is not None:
+            sums += tl.load(start + b * size + place, mask=place < size, other=0.0)[None, :]
+        tl.store(result + offsets, sums, mask=exists)

@@ -159,8 +159,12 @@ def write_gradients(
     d_gram_k: Tensor | None,
     grads: list[Tensor | None],
     config: Config | None = None,
+    counts: Tensor | None = None,
 ) -> None:
-    """Write the gradients of q, k, a_e, a_r and bias, where they are not None."""
+    """Write the gradients of q, k, a_e, a_r and bias, where they are not None.
+
+    With counts [B, N], those of q and k are divided by that of each token, in one pass alone.
+    """
     if d_out is None:
         for grad in grads[2:]:
             if grad is not None:
@@ -168,7 +172,7 @@ def write_gradients(
     config = config or BACKWARD[q.dtype].get(_width(q, a_e, a_r))
     inputs = q, k, a_e, a_r, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k
     if config is not None:
-        _fused_backward(*inputs, grads, config)
+        _fused_backward(*inputs, grads, config, counts)
     else:
         _backward_by_side(*inputs, grads)
 
@@ -186,6 +190,7 @@ def _fused_backward(
     d_gram_k: Tensor | None,
     grads: list[Tensor | None],
     config: Config,
+    counts: Tensor | None,
 ) -> None:
     """All gradients in one pass."""
     dq, dk, da_e, da_r, d_bias = grads if d_out is not None else [*grads[:2], None, None, None]
@@ -207,11 +212,12 @@ def _fused_backward(
         device_of(q),
     ):
         backward_blocks[(shares.programs,)](
-            z_q, z_k, a_e, a_r, mask_bytes(token_mask), d_rows, d_gram_q, d_gram_k,
+            z_q, z_k, a_e, a_r, mask_bytes(token_mask), counts, d_rows, d_gram_q, d_gram_k,
             dq_rows, dk_rows, sums_e if e_parts is None else e_parts,
             sums_r if r_parts is None else r_parts, bias_parts,
             strides(z_q), strides(z_k), strides(d_rows), strides(dq_rows), strides(dk_rows),
-            batch_stride(a_e), batch_stride(a_r), N, H, shares.splits, shares.tokens,
+            (0, 0) if counts is None else counts.stride(), batch_stride(a_e), batch_stride(a_r),
+            N, H, shares.splits, shares.tokens,
             P, C, map_q, map_k, DOTS[q.dtype], config.block, padded(P), padded(C), **config.launch,
         )  # fmt: skip
     add_up(*zip((e_parts, r_parts, bias_parts), totals, strict=True))

@@ -113,13 +113,17 @@ def _projection(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_blocks(
-    q, k, a_e, a_r, mask, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias,
-    q_strides, k_strides, d_out_strides, dq_strides, dk_strides, a_e_stride, a_r_stride,
+    q, k, a_e, a_r, mask, counts, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias,
+    q_strides, k_strides, d_out_strides, dq_strides, dk_strides, count_strides,
+    a_e_stride, a_r_stride,
     N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out."""
+    """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out.
+
+    With counts, dz is divided by that of each token.
+    """
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
     q, dq = sequence_of(q, q_strides, b, h), sequence_of(dq, dq_strides, b, h)
     k = sequence_of(k, k_strides, b, h) if k is not None else None
@@ -136,6 +140,7 @@ def backward_blocks(
     sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
     for start in range(first, last, BLOCK_N):
         real = real_tokens(mask, b, N, start, last, BLOCK_N)
+        share = _share_of(counts, count_strides, b, start, last, BLOCK_N)
         d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
         if d_out is not None:
             d_rows = load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
@@ -143,14 +148,14 @@ def backward_blocks(
                 groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
                 sum_bias += tl.sum(groups, 0)
         dz, sum_e = _side_backward(
-            q, start, q_strides[1], real, d_rows, proj_e, scale_e, both_q, scale_q, sum_e,
-            da_e is not None, d_gram_q is not None, P, BLOCK_P, MAP_Q, DOT,
+            q, start, q_strides[1], real, share, d_rows, proj_e, scale_e, both_q, scale_q,
+            sum_e, da_e is not None, d_gram_q is not None, P, BLOCK_P, MAP_Q, DOT,
         )  # fmt: skip
         store_rows(dq, dz, start, dq_strides[1], last, 0, P, BLOCK_P)
         if k is not None:
             dz, sum_r = _side_backward(
-                k, start, k_strides[1], real, d_rows, proj_r, scale_r, both_k, scale_k, sum_r,
-                da_r is not None, d_gram_k is not None, P, BLOCK_P, MAP_K, DOT,
+                k, start, k_strides[1], real, share, d_rows, proj_r, scale_r, both_k, scale_k,
+                sum_r, da_r is not None, d_gram_k is not None, P, BLOCK_P, MAP_K, DOT,
             )  # fmt: skip
             store_rows(dk, dz, start, dk_strides[1], last, 0, P, BLOCK_P)
     program = tl.program_id(0).to(tl.int64)
@@ -161,6 +166,17 @@ def backward_blocks(
     if d_bias is not None:
         c = tl.arange(0, BLOCK_C)
         tl.store(d_bias + program * C + c, tl.sum(sum_bias, 0), mask=c < C)
+
+
+@triton.jit
+def _share_of(counts, strides, b, start, last, BLOCK_N: tl.constexpr):
+    """1 / t for the number t of real tokens up to each, [n]; 1 without counts [B, N]."""
+    if counts is None:
+        return tl.full([BLOCK_N], 1.0, tl.float32)
+    else:
+        n = start + tl.arange(0, BLOCK_N)
+        t = tl.load(counts + b * strides[0] + n * strides[1], mask=n < last, other=1)
+        return 1.0 / tl.maximum(t.to(tl.float32), 1.0)
 
 
 @triton.jit
@@ -175,7 +191,7 @@ def _both_ways(d_gram, offset, P: tl.constexpr, BLOCK_P: tl.constexpr, DOT: tl.c
 
 @triton.jit
 def _side_backward(
-    z, start, stride, real, d_rows, proj, scale, both, scale_both, sum_a,
+    z, start, stride, real, share, d_rows, proj, scale, both, scale_both, sum_a,
     HAS_A: tl.constexpr, HAS_GRAM: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
     FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -190,4 +206,4 @@ def _side_backward(
         d_phi = scaled(product(base, both, d_phi), factor * (scale_both / scale))
     if HAS_A:
         d_phi = product(d_rows, tl.trans(proj), d_phi)
-    return pull_back(base, factor, inverse, d_phi * scale, FEATURE_MAP), sum_a
+    return pull_back(base, factor, inverse, scaled(d_phi, share * scale), FEATURE_MAP), sum_a

@@ -8,8 +8,6 @@ Letters: B batch, N tokens, D model dim, R rows of W.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,22 +20,19 @@ def project(x: Tensor, weight: Tensor, shift: Tensor | None) -> tuple[Tensor, Te
 
 
 def projection_gradients(
-    column_sum: Callable[[Tensor], Tensor],
     x: Tensor,
     weight: Tensor,
-    shift: Tensor | None,
     tokens: Tensor,  # what `project` gave
     d_rows: Tensor,  # [B, N, R], contiguous
     *,
     of_x: bool,
     of_weight: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, W and b; None where they are not given or not wanted."""
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x and W; None where they are not wanted. That of b is the sum of the rows."""
     rows = d_rows.flatten(0, 1)
-    d_shift = None if shift is None else column_sum(rows)
     dx = (rows @ weight).view(x.shape).to(x.dtype) if of_x else None
     d_weight = rows.mT @ (tokens if tokens.numel() else x).flatten(0, 1) if of_weight else None
-    return dx, d_weight, d_shift
+    return dx, d_weight
 
 
 def given_or_empty(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:

@@ -31,6 +31,7 @@ class Passes(NamedTuple):
     column_sum: Callable[[Tensor], Tensor]  # of the gradients of what was projected
     add_gradients: Callable[..., tuple[Tensor, ...]]  # of what the weights are made of
     means: Callable[..., tuple[Tensor, Tensor]]  # over the tokens up to each
+    # Of queries and keys before the means, with their column sum; the others are written.
     mean_gradients: Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -54,20 +55,13 @@ def compose_forward(
     rows, tokens = project(x, weight, shift)
     qk = rearrange(rows, "b n (two h p) -> b n two h p", two=2, h=w_e.shape[0])
     if causal:
-        qk = _along(passes.means, qk, token_mask)
+        z = qk.flatten(2, 3)  # side by side they are heads of one tensor
+        means, _ = passes.means(z, None, token_counts(z, token_mask, None), token_mask)
+        qk = means.view(qk.shape)
     e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale)
     sides = given_side(a_e, c_e), given_side(a_r, c_r)
     out, gram_q, gram_k = passes.attend(*qk.unbind(2), *sides, bias, token_mask, *options)
     return out, gram_q, gram_k, e, r, tokens, qk, a_e, a_r
-
-
-def _along(
-    walk: Callable[..., tuple[Tensor, Tensor]], qk: Tensor, token_mask: Tensor | None
-) -> Tensor:
-    """A pass along the tokens, over queries and keys side by side as heads of one tensor."""
-    z = qk.flatten(2, 3)
-    walked, _ = walk(z, None, token_counts(z, token_mask, None), token_mask)
-    return walked.view(qk.shape)
 
 
 def given_side(a: Tensor, c: Tensor | None) -> Tensor | None:
@@ -114,21 +108,22 @@ def compose_backward(
     d_qk = qk if over else torch.empty_like(qk)
     da_e, da_r = (a if over and a is not None else empty_like(qk, a) for a in sides)
     d_bias = empty_like(qk, bias)
-    passes.write_gradients(
-        *qk.unbind(2), *sides, bias, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k,
-        (*d_qk.unbind(2), da_e, da_r, d_bias),
-    )  # fmt: skip
+    given = *qk.unbind(2), *sides, bias, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k
+    d_shift: Tensor | None
     if causal:
-        d_qk = _along(passes.mean_gradients, d_qk, token_mask)
-    dx, d_weight, d_shift = projection_gradients(
-        passes.column_sum, x, weight, shift, tokens, d_qk.flatten(2), of_x=of_x, of_weight=of_weight
-    )
+        d_rows, d_shift = passes.mean_gradients(*given, d_qk, (da_e, da_r, d_bias))
+    else:
+        passes.write_gradients(*given, (*d_qk.unbind(2), da_e, da_r, d_bias))
+        d_rows = d_qk.flatten(2)
+        d_shift = None if shift is None else passes.column_sum(d_rows.flatten(0, 1))
+    dx, d_weight = projection_gradients(x, weight, tokens, d_rows, of_x=of_x, of_weight=of_weight)
     d_sides = (used(d_out, da_e, c_e), used(d_out, da_r, c_r))
     dw_e, dw_r, dc_e, dc_r = passes.add_gradients(
         x, index, w_e, w_r, c_e, c_r, scale, e, r, d_e, d_r, *d_sides, dx
     )  # fmt: skip
-    dx, d_weight, d_shift = given_or_empty(x, dx, d_weight, d_shift)
-    return dx, d_weight, d_shift, dw_e, dw_r, dc_e, dc_r, d_bias
+    given_shift = None if shift is None else d_shift
+    d_x, d_w, d_b = given_or_empty(x, dx, d_weight, given_shift)
+    return d_x, d_w, d_b, dw_e, dw_r, dc_e, dc_r, d_bias
 
 
 def empty_like(z: Tensor, tensor: Tensor | None) -> Tensor:
@@ -160,6 +155,26 @@ def weights_in_pieces(
 def column_sum_in_pieces(rows: Tensor) -> Tensor:
     """The sum over the rows of a matrix."""
     return rows.sum(0)
+
+
+def mean_gradients_in_pieces(
+    q: Tensor,
+    k: Tensor,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+    *rest: Any,  # maps, gradients of the outputs, room for those of the means, and for the others
+) -> tuple[Tensor, Tensor]:
+    """Gradients of queries and keys before the means, side by side, and their column sum."""
+    map_q, map_k, d_out, d_gram_q, d_gram_k, d_means, others = rest
+    grads = *d_means.unbind(2), *others
+    d_outputs = d_out, d_gram_q, d_gram_k
+    write_gradients(q, k, a_e, a_r, bias, token_mask, map_q, map_k, *d_outputs, grads)
+    d_z = d_means.flatten(2, 3)
+    counts = token_counts(d_z, token_mask, None)
+    dz, _ = running_mean.backward_in_pieces(d_z, None, counts, token_mask)
+    return dz.flatten(2), column_sum_in_pieces(dz.flatten(2).flatten(0, 1))
 
 
 def add_gradients_in_pieces(
@@ -194,5 +209,5 @@ IN_PIECES = Passes(
     column_sum_in_pieces,
     add_gradients_in_pieces,
     running_mean.forward_in_pieces,
-    running_mean.backward_in_pieces,
+    mean_gradients_in_pieces,
 )

@@ -24,6 +24,7 @@ from primal_attention.ops.projected.passes import (
     compose_forward,
     weights_in_pieces,
 )
+from primal_attention.ops.running_mean import token_counts
 from primal_attention.ops.running_mean import triton as running_mean
 from primal_attention.ops.sampled import triton as sampled
 from primal_attention.ops.triton_launch import DOTS, PRODUCTS
@@ -66,12 +67,38 @@ def write_gradients(
     d_gram_q: Tensor | None,
     d_gram_k: Tensor | None,
     grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    counts: Tensor | None = None,
 ) -> None:
-    """Write the gradients of q, k, a_e, a_r and bias."""
+    """Write the gradients of q, k, a_e, a_r and bias; with counts, see `primal.write_gradients`."""
     pairs = zip((q, k, a_e, a_r, bias), grads, strict=True)
     written = [None if t is None else grad for t, grad in pairs]
     given = d_out, d_gram_q, d_gram_k
-    primal.write_gradients(q, k, a_e, a_r, token_mask, map_q, map_k, *given, written)
+    primal.write_gradients(q, k, a_e, a_r, token_mask, map_q, map_k, *given, written, counts=counts)
+
+
+def mean_gradients(
+    q: Tensor,
+    k: Tensor,
+    a_e: Tensor | None,
+    a_r: Tensor | None,
+    bias: Tensor | None,
+    token_mask: Tensor | None,
+    *rest: Any,  # maps, gradients of the outputs, room for those of the means, and for the others
+) -> tuple[Tensor, Tensor]:
+    """Gradients of queries and keys before the means, side by side, and their column sum.
+
+    The pass that writes the gradients of the means divides them by the number of tokens, where it
+    can: rounded once, as they would be anyway, they go into the sums as they are. The range of
+    float16 is too short for that.
+    """
+    *given, d_means, others = rest
+    counts, d_z = token_counts(q, token_mask, None), d_means.flatten(2, 3)
+    divided = q.dtype != torch.float16 and primal.takes_one_pass(q, a_e, a_r)
+    grads = *d_means.unbind(2), *others
+    options = token_mask, *given, grads, counts if divided else None
+    write_gradients(q, k, a_e, a_r, bias, *options)
+    dz, total = running_mean.backward_with_sum(d_z, counts, token_mask, divided=divided)
+    return dz.flatten(2), total.flatten()
 
 
 def add_gradients(
@@ -112,7 +139,7 @@ def fused_passes(dtype: torch.dtype) -> Passes:
         column_sum,
         partial(add_gradients, PRODUCTS[dtype]),
         running_mean.forward,
-        running_mean.backward,
+        mean_gradients,
     )
 
 

@@ -125,10 +125,9 @@ def compose_backward(
     d_bias = empty_like(rows, bias)
     heads, d_heads = (heads_of(t, num_heads, directions_of(c_e, c_r)) for t in (rows, d_rows))
     dc_e, dc_r = passes.write_gradients(heads, given, d_heads, d_bias)
-    d_projection = projection_gradients(
-        passes.column_sum, x, weight, shift, tokens, d_rows, of_x=of_x, of_weight=of_weight
-    )
-    dx, d_weight, d_shift = given_or_empty(x, *d_projection)
+    d_shift = None if shift is None else passes.column_sum(d_rows.flatten(0, 1))
+    d_projection = projection_gradients(x, weight, tokens, d_rows, of_x=of_x, of_weight=of_weight)
+    dx, d_weight, d_shift = given_or_empty(x, *d_projection, d_shift)
     return dx, d_weight, d_shift, dc_e, dc_r, d_bias
 
 

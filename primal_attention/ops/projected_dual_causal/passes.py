@@ -6,7 +6,7 @@ Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S d
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,21 +14,17 @@ from torch import Tensor
 from primal_attention.ops.dual_causal.chunked import forward_in_pieces, write_gradients
 from primal_attention.ops.dual_causal.sizes import dims
 from primal_attention.ops.projected.frame import given_or_empty, project, projection_gradients
-from primal_attention.ops.projected.passes import column_sum_in_pieces
 from primal_attention.ops.projected_dual.reference import directions_of, inverse_counts
 from primal_attention.ops.projected_dual_causal.reference import sides_of
 from primal_attention.ops.running_mean import token_counts
+from primal_attention.precision import accumulation_dtype
 
 
 class CausalPasses(NamedTuple):
     """One way to compute them."""
 
     attend: Callable[..., tuple[Tensor, ...]]  # outputs, sums, Gram matrices, kept sums
-    write_gradients: Callable[..., tuple[Tensor, ...]]  # of what stands in the rows; of the rest
-    column_sum: Callable[[Tensor], Tensor]  # of the gradients of what was projected
-
-
-IN_PIECES = CausalPasses(forward_in_pieces, write_gradients, column_sum_in_pieces)
+    write_gradients: Callable[..., tuple[Tensor, ...]]  # of the rows and their shift; of the rest
 
 
 def compose_forward(
@@ -95,12 +91,24 @@ def compose_backward(
     by_n = inverse_n[:, None, None, None]
     d_q_side, d_k_side = (None if d is None else d * by_n for d in (d_r, d_e))
     options = token_counts(q, token_mask, None), token_mask, map_q, map_k, states
+    d_shift = None if shift is None else torch.empty_like(shift)
     dc_e, dc_r, d_bias, _, _ = passes.write_gradients(
         q, k, h, c_e, c_r, bias, None, None, *options,
-        d_out, d_q_side, d_k_side, d_gram_q, d_gram_k, sides_of(d_rows, num_heads, S),
+        d_out, d_q_side, d_k_side, d_gram_q, d_gram_k, sides_of(d_rows, num_heads, S), d_shift,
     )  # fmt: skip
-    d_projection = projection_gradients(
-        passes.column_sum, x, weight, shift, tokens, d_rows, of_x=of_x, of_weight=of_weight
-    )
-    dx, d_weight, d_shift = given_or_empty(x, *d_projection)
+    d_projection = projection_gradients(x, weight, tokens, d_rows, of_x=of_x, of_weight=of_weight)
+    dx, d_weight, d_shift = given_or_empty(x, *d_projection, d_shift)
     return dx, d_weight, d_shift, dc_e, dc_r, d_bias
+
+
+def write_gradients_in_pieces(q: Tensor, k: Tensor, h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Write the gradients of the rows, and their sum over all tokens; the others come back."""
+    *given, d_tokens, d_shift = rest
+    others: tuple[Tensor, ...] = write_gradients(q, k, h, *(*given, d_tokens))
+    if d_shift is not None:
+        sums = [d.sum((0, 1), dtype=accumulation_dtype(d.dtype)).flatten() for d in d_tokens]
+        d_shift.copy_(torch.cat(sums))
+    return others
+
+
+IN_PIECES = CausalPasses(forward_in_pieces, write_gradients_in_pieces)

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from primal_attention.ops.column_sum.triton import column_sum
 from primal_attention.ops.dual_causal import triton as dual_causal
 from primal_attention.ops.dual_causal.sizes import FORWARD, key_of
 from primal_attention.ops.projected_dual.reference import directions_of
@@ -20,7 +19,7 @@ from primal_attention.ops.projected_dual_causal.passes import (
 )
 from primal_attention.precision import exact
 
-FUSED = CausalPasses(dual_causal.forward, dual_causal.write_gradients, column_sum)
+FUSED = CausalPasses(dual_causal.forward, dual_causal.write_gradients)
 
 
 def takes(

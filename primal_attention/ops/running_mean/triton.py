@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops import launch
+from primal_attention.ops.column_sum import triton_add_up
 from primal_attention.ops.launch import Config, Segments
 from primal_attention.ops.running_mean.triton_walks import add_up, walk_along
 
@@ -29,6 +30,8 @@ ENOUGH = 256
 # enough, and each walks over all tokens.
 MANY = 512
 WHOLE = {64: Config(block=32, num_warps=2, num_stages=1)}
+# Registers of a thread in bfloat16, so that all programs are under way at once.
+REGISTERS = {64: 128}
 
 
 def takes(z: Tensor, *options: Any) -> bool:
@@ -40,16 +43,36 @@ def forward(
     z: Tensor, before: Tensor | None, counts: Tensor, token_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Means, and the sum after the last token."""
-    options = {"BACKWARD": False, "PARTS": launch.PARTS[z.dtype]}
-    return _walk(z, before, counts, token_mask, options)
+    options = {"BACKWARD": False, "DIVIDED": False, "PARTS": launch.PARTS[z.dtype]}
+    mean, total, _ = _walk(z, before, counts, token_mask, options)
+    return mean, total
 
 
 def backward(
     d_mean: Tensor, d_total: Tensor | None, counts: Tensor, token_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens and of the sum before them."""
-    options = {"BACKWARD": True, "PARTS": launch.PARTS_OF_GRADIENT[d_mean.dtype]}
-    return _walk(d_mean, d_total, counts, token_mask, options)
+    dz, d_before, _ = _walk(d_mean, d_total, counts, token_mask, _backward_options(d_mean))
+    return dz, d_before
+
+
+def backward_with_sum(
+    d_mean: Tensor, counts: Tensor, token_mask: Tensor | None, *, divided: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the tokens, and their sum over all tokens, [H, C], in the same dtype.
+
+    The counts are of these tokens alone. The gradients of the means may come divided by them.
+    """
+    options = _backward_options(d_mean, divided=divided)
+    dz, _, parts = _walk(d_mean, None, counts, token_mask, options, with_sum=True)
+    total = d_mean.new_empty(d_mean.shape[2:])
+    triton_add_up.add_up((parts, total))
+    return dz, total
+
+
+def _backward_options(d_mean: Tensor, *, divided: bool = False) -> dict[str, Any]:
+    parts = launch.PARTS if divided else launch.PARTS_OF_GRADIENT
+    return {"BACKWARD": True, "DIVIDED": divided, "PARTS": parts[d_mean.dtype]}
 
 
 def _walk(
@@ -58,19 +81,28 @@ def _walk(
     counts: Tensor,
     token_mask: Tensor | None,
     options: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
+    *,
+    with_sum: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     B, N, H, C = x.shape
     y, total = launch.empty_rows(x), launch.float32(x, B, H, C)
     x, mask = launch.contiguous_rows(x), launch.mask_bytes(token_mask)
     config = config_of(x)
     segments = launch.divide(x, config.block, 1 if B * H >= ENOUGH else None)
-    sums = segment_sums(x, counts, mask, segments, config, backward=options["BACKWARD"])
+    kind = {name: options[name] for name in ("BACKWARD", "DIVIDED")}
+    sums = segment_sums(x, counts, mask, segments, config, kind)
+    columns = launch.float32(x, B * segments.number, H, C) if with_sum else None
     walk_along[(B * segments.number * H,)](
         x, counts, mask, x.stride(), counts.stride(), N, H, segments.number, segments.tokens,
-        sums, None if carry is None else carry.contiguous(), y, total, y.stride(),
-        **launch.compiled_for(C, config), **options,
+        sums, None if carry is None else carry.contiguous(), y, total, columns, y.stride(),
+        **launch.compiled_for(C, config), **options, **_registers(x),
     )  # fmt: skip
-    return y, total
+    return y, total, columns
+
+
+def _registers(x: Tensor) -> dict[str, int]:
+    most = REGISTERS.get(launch.padded(x.shape[-1]))
+    return {"maxnreg": most} if most and x.dtype == torch.bfloat16 else {}
 
 
 def config_of(x: Tensor) -> Config:
@@ -87,8 +119,7 @@ def segment_sums(
     mask: Tensor | None,
     segments: Segments,
     config: Config,
-    *,
-    backward: bool = False,
+    kind: dict[str, bool],
 ) -> Tensor | None:
     """What the tokens of each segment add to the carry, [B, segments, H, C]; None for a single."""
     B, N, H, C = x.shape
@@ -97,6 +128,6 @@ def segment_sums(
     sums = launch.float32(x, B, segments.number, H, C)
     add_up[(B * segments.number * H,)](
         x, counts, mask, x.stride(), counts.stride(), N, H, segments.number, segments.tokens,
-        sums, BACKWARD=backward, **launch.compiled_for(C, config),
+        sums, **kind, **launch.compiled_for(C, config),
     )  # fmt: skip
     return sums

@@ -1,0 +1,1 @@
+"""The walk backward of the fused form, in a folder of its own for its length."""
