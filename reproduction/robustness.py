@@ -16,6 +16,7 @@ from torch import Tensor
 from primal_attention.tasks import Cases
 
 FILE, BATCH = "robustness.csv", 64
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Corruption(NamedTuple):
@@ -61,6 +62,7 @@ CORRUPTIONS = (
 
 def robustness(trained: Trained) -> dict[str, list[Numbers]]:
     """One row a change and level."""
+    trained.model.to(DEVICE)
     rows = [
         {"corruption": name, "level": level, "accuracy": accuracy(trained, changed)}
         for name, level, changed in corrupted(trained.task.test)
@@ -81,9 +83,10 @@ def corrupted(cases: Cases) -> Iterator[tuple[str, float, Cases]]:
 @torch.no_grad()
 def accuracy(trained: Trained, cases: Cases) -> float:
     """In percent."""
+    cases, every = cases.to(DEVICE), torch.arange(len(cases), device=DEVICE)
     hits = [
         trained.task.goal.scores(trained.model(**batch.inputs), batch.target)
-        for batch in (cases[indices] for indices in torch.arange(len(cases)).split(BATCH))
+        for batch in (cases[indices] for indices in every.split(BATCH))
     ]
     return 100 * float(torch.cat(hits).mean())
 

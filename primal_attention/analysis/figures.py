@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from primal_attention.analysis.spectrum import LayerSpectrum, Spectrum, spectrum
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")  # from the palette of Okabe and Ito
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito
 _STYLES = ("-", "--", ":", "-.")
 _PANELS = 3
 
@@ -93,7 +94,7 @@ def _chosen(num_layers: int, layers: Sequence[int] | None) -> list[int]:
 
 
 def _draw_layer(axes: Any, spectra: Mapping[str, Spectrum], index: int) -> None:
-    for (name, each), colour in zip(spectra.items(), _COLOURS, strict=False):
+    for (name, each), colour in zip(spectra.items(), cycle(_COLOURS), strict=False):
         if index < len(each.layers):
             layer = each.layers[index]
             x, mean, deviation = _curve(layer)
@@ -103,7 +104,7 @@ def _draw_layer(axes: Any, spectra: Mapping[str, Spectrum], index: int) -> None:
 
 
 def _draw_depth(axes: Any, spectra: Mapping[str, Spectrum]) -> None:
-    styles = zip(spectra.items(), _COLOURS, _STYLES, strict=False)
+    styles = zip(spectra.items(), cycle(_COLOURS), cycle(_STYLES), strict=False)
     for (name, each), colour, style in styles:
         for index, layer in enumerate(each.layers):
             x, mean, _ = _curve(layer)
@@ -119,5 +120,7 @@ def _curve(layer: LayerSpectrum) -> tuple[list[int], Any, Any]:
 
 def _finish(axes: Any, title: str) -> None:
     axes.set(title=title, xlabel="directions", ylabel="cumulative explained variance")
+    axes.set_xscale("log", base=2)  # most of a spectrum is in its first directions
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")

@@ -41,6 +41,12 @@ def test_one_call_draws_the_four_panels():
     torch.testing.assert_close(drawn, expected)
 
 
+def test_every_model_is_drawn():
+    one = spectrum(stack("softmax"), torch.randn(1, N, D))
+    figure = plot_spectra({f"model {index}": one for index in range(9)})
+    assert len(figure.axes[0].lines) == len(figure.axes[3].lines) == 9
+
+
 def test_layers_can_be_chosen_and_are_checked():
     spectra = {"model": spectrum(stack("softmax", "linear"), torch.randn(1, N, D))}
     figure = plot_spectra(spectra, layers=[-1])

@@ -17,6 +17,7 @@ from primal_attention.analysis.running import Spread
 from primal_attention.analysis.spectrum import LayerSpectrum
 
 HERE = Path(__file__).parent
+OBJECTIVES = {"released": "released", "zero": "J²", "explained_energy": "explained energy"}
 Row = dict[str, str]
 
 
@@ -30,23 +31,21 @@ def main() -> None:
     save_figure(plot_spectra(spectra(rows)), arguments.out)
 
 
-def model_of(row: Row) -> str | None:
-    """What the figure calls a model; None where it leaves it out."""
+def model_of(row: Row) -> str:
+    """What the figure calls a model."""
     settings = dict(each.partition("=")[::2] for each in row["settings"].split())
     if row["model"] == "softmax":
         return "softmax"
     if "eta" not in settings:
         return "Primal.+, no objective"
-    names = {"released": "Primal.+, J²", "explained_energy": "Primal.+, explained energy"}
-    return names.get(settings.get("objective", "released"))
+    return f"Primal.+, {OBJECTIVES[settings.get('objective', 'released')]}"
 
 
 def spectra(rows: list[Row]) -> dict[str, Spectrum]:
     """Each model with the means of its runs."""
     models: dict[str, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if name := model_of(row):
-            models[name][int(row["layer"])].append(row)
+        models[model_of(row)][int(row["layer"])].append(row)
     return {
         name: Spectrum(name, tuple(layer(layers[index]) for index in sorted(layers)), {})
         for name, layers in sorted(models.items(), key=lambda each: each[0] != "softmax")
