@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.ops.column_sum import linear
+from primal_attention.ops.products import is_large_on_cpu
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -39,13 +40,18 @@ def packed_projection(x: Tensor, *projections: nn.Module) -> PackedProjection | 
 
 
 def projected(x: Tensor, projection: nn.Module) -> Tensor:
-    """The projection of x; with gradients on a GPU, by the op that is quick to sum its bias's."""
-    if x.is_cuda and torch.is_grad_enabled() and is_plain(projection):
+    """The projection of x; with gradients, by the op with the quicker products and sums."""
+    if torch.is_grad_enabled() and is_plain(projection) and _gains(x, projection.weight):
         dtype = projected_dtype(x, projection.weight)
         if dtype is not None and projection.bias is not None:
             return linear(x.to(dtype), projection.weight.to(dtype), projection.bias.to(dtype))
     y: Tensor = projection(x)
     return y
+
+
+def _gains(x: Tensor, weight: Tensor) -> bool:
+    """Whether the op is quicker; the compiler has quick products of its own on a CPU."""
+    return x.is_cuda or (not torch.compiler.is_compiling() and is_large_on_cpu(x, weight))
 
 
 def projected_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:

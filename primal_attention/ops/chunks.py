@@ -6,6 +6,7 @@ worked on as [B, H, n, C], so that products of matrices read like the formulas.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -20,7 +21,7 @@ def token_chunks(tensor: Tensor) -> Iterator[slice]:
     """Slices of the token axis of a [B, N, H, C] tensor, each a piece of a fitting size."""
     B, N, H, C = tensor.shape
     elements = _ELEMENTS.get(tensor.device.type, _ELEMENTS["cuda"])
-    return slices(N, max(16, elements // max(B * H * C, 1)))
+    return slices(N, max(1, elements // max(B * H * C, 1) // 16) * 16)
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
@@ -46,3 +47,34 @@ def zeroed(values: Tensor, mask: Tensor | None) -> Tensor:
 def masked(values: Tensor, token_mask: Tensor | None) -> Tensor:
     """The values [B, N, H, C] with zeros at the padded tokens."""
     return zeroed(values, None if token_mask is None else token_mask[:, :, None, None])
+
+
+class Scratch:
+    """Memory for what is made of one piece, used again for the next: it stays in the cache."""
+
+    def __init__(self, like: Tensor):
+        self.like, self.kept = accumulate(like.new_empty(0)), dict[str, Tensor]()
+
+    def room(self, name: str, *shape: int) -> Tensor:
+        """An unwritten tensor in the accumulation dtype; the same memory for the same name."""
+        size = math.prod(shape)
+        if name not in self.kept or self.kept[name].numel() < size:
+            self.kept[name] = self.like.new_empty(size)
+        return self.kept[name][:size].view(shape)
+
+    def product(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """The product of a [B, H, n, m] and b, which may lack the first axis."""
+        result = self.room(name, *a.shape[:-1], b.shape[-1])
+        torch.bmm(*_stacked(a, b), out=result.view(-1, *result.shape[-2:]))
+        return result
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Add the product of a [B, H, n, m] and b, which may lack the first axis, to the total."""
+    total.view(-1, *total.shape[-2:]).baddbmm_(*_stacked(a, b))
+    return total
+
+
+def _stacked(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as stacks of as many matrices."""
+    return a.flatten(0, 1), b.expand(*a.shape[:2], *b.shape[-2:]).flatten(0, 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.products import affine
 from primal_attention.precision import exact
 
 
@@ -25,7 +26,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @exact
 def forward_composed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Y [..., E]."""
-    return F.linear(x, weight, bias)
+    return affine(x, weight, bias)
 
 
 def _empty_output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def products(
     x: Tensor, weight: Tensor, rows: Tensor, *, of_x: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight; empty where they are not wanted."""
-    dx = (rows @ weight).view(x.shape) if of_x else x.new_empty(0)
+    dx = affine(rows, weight.mT).view(x.shape) if of_x else x.new_empty(0)
     return dx, rows.mT @ x.reshape(-1, x.shape[-1]) if of_weight else x.new_empty(0)
 
 
@@ -64,7 +65,7 @@ def _gradients(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias = ctx.saved_tensors
     if torch.is_grad_enabled():
         inputs = x, weight, bias
-        return tuple(differentiable_gradients(lambda *t: [forward_composed(*t)], inputs, [d_y]))
+        return tuple(differentiable_gradients(lambda *t: [F.linear(*t)], inputs, [d_y]))
     wanted = ctx.needs_input_grad
     grads = _backward(x, weight, d_y, *wanted[:2])
     return tuple(grad if wants else None for wants, grad in zip(wanted, grads, strict=True))

@@ -12,8 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primal_attention.feature_maps import FIXED_MAPS
-from primal_attention.ops.chunks import head_first, mask_of, token_chunks, zeroed
+from primal_attention.ops.chunks import (
+    Scratch,
+    add_product,
+    head_first,
+    mask_of,
+    token_chunks,
+    zeroed,
+)
+from primal_attention.ops.features import features_of
 from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.moment import reference
@@ -37,11 +44,11 @@ def forward_in_pieces(
     z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str
 ) -> Tensor:
     """The moment, [B, H, P, S]."""
-    total = _empty_output(z, values).zero_()
+    total, scratch = _empty_output(z, values).zero_(), Scratch(z)
     for piece in token_chunks(z):
         mask = mask_of(token_mask, piece)
-        phi = zeroed(FIXED_MAPS[feature_map].forward(head_first(z, piece)), mask)
-        total += phi.mT @ zeroed(head_first(values, piece), mask)
+        phi = features_of(z, piece, token_mask, feature_map, scratch).phi
+        add_product(total, phi.mT, zeroed(head_first(values, piece), mask))
     return total
 
 
@@ -70,14 +77,15 @@ def add_gradients(
     d_values: Tensor,  # written
 ) -> None:
     """Add the gradient of z to another, and write that of the values."""
-    function = FIXED_MAPS[feature_map]
+    scratch = Scratch(z)
     for piece in token_chunks(z):
-        mask = mask_of(token_mask, piece)
-        z_piece = head_first(z, piece)
-        phi = zeroed(function.forward(z_piece), mask)
-        d_phi = head_first(values, piece) @ d_moment.mT
-        dz[:, piece] += zeroed(function.vjp(z_piece, d_phi), mask).transpose(1, 2)
-        d_values[:, piece] = (phi @ d_moment).transpose(1, 2)
+        features = features_of(z, piece, token_mask, feature_map, scratch)
+        d_values[:, piece] = scratch.product("d_values", features.phi, d_moment).transpose(1, 2)
+        d_piece = zeroed(head_first(values, piece), mask_of(token_mask, piece))
+        d_phi = scratch.product("d_phi", d_piece, d_moment.mT)
+        by_moment = scratch.room("dz", *z[:, piece].shape)
+        features.pull_back(d_phi, by_moment, scratch)
+        dz[:, piece] += by_moment
 
 
 def _empty_gradients(z: Tensor, values: Tensor, *options: Any) -> tuple[Tensor, Tensor]:

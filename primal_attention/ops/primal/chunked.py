@@ -18,10 +18,19 @@ import torch
 from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
-from primal_attention.ops.chunks import head_first, mask_of, token_chunks, zeroed
+from primal_attention.ops.chunks import (
+    Scratch,
+    add_product,
+    head_first,
+    mask_of,
+    token_chunks,
+    zeroed,
+)
 from primal_attention.ops.collapse import collapse
+from primal_attention.ops.features import features_of
 from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.primal.piece_gradients import d_features, d_outputs, twice
 from primal_attention.ops.primal.reference import PrimalResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
@@ -104,21 +113,31 @@ def forward_in_pieces(
     out, *grams = empty_outputs(q, k, a_e, a_r, bias, token_mask, map_q, map_k, gram_q, gram_k)
     for gram_z in grams:
         gram_z.zero_()
+    scratch = Scratch(q)
     for piece in token_chunks(q):
-        mask = mask_of(token_mask, piece)
-        total = None if bias is None else accumulate(bias)
+        total = None
         for side, gram_z in zip((_Side(q, a_e, map_q), _Side(k, a_r, map_k)), grams, strict=True):
             if side.z is None or (side.a is None and not gram_z.numel()):
                 continue
-            phi = zeroed(FIXED_MAPS[side.feature_map].forward(head_first(side.z, piece)), mask)
+            phi = features_of(side.z, piece, token_mask, side.feature_map, scratch).phi
             if gram_z.numel():
-                gram_z += phi.mT @ phi
+                add_product(gram_z, phi.mT, phi)
             if side.a is not None:
-                part = phi @ side.a
-                total = part if total is None else part.add_(total)
+                if total is None:
+                    total = scratch.product("total", phi, side.a)
+                else:
+                    add_product(total, phi, side.a)
         if total is not None and out.numel():
-            out[:, piece] = zeroed(total, mask).transpose(1, 2)
+            _write_outputs(total, bias, mask_of(token_mask, piece), out[:, piece].transpose(1, 2))
     return out, grams[0], grams[1]
+
+
+def _write_outputs(total: Tensor, bias: Tensor | None, mask: Tensor | None, out: Tensor) -> None:
+    """Outputs of one piece, [B, H, n, C]: the total and the bias, zero at padded tokens."""
+    if bias is not None and mask is None and out.dtype == total.dtype:
+        torch.add(total, bias, out=out)
+    else:
+        out.copy_(zeroed(total if bias is None else total.add_(accumulate(bias)), mask))
 
 
 def empty_outputs(
@@ -169,43 +188,32 @@ def write_gradients(
     d_gram_k: Tensor | None,
     grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """Write the gradients of q, k, a_e, a_r and bias."""
-    dq, dk, da_e, da_r, d_bias = (grad.zero_() for grad in grads)
-    bias_sum = accumulate(d_bias)
+    """Write the gradients of q, k, a_e, a_r and bias, which may be written over these."""
+    dq, dk, da_e, da_r, d_bias = grads
     sides = (
-        (_Side(q, a_e, map_q), d_gram_q, dq, da_e),
-        (_Side(k, a_r, map_k), d_gram_k, dk, da_r),
+        (_Side(q, a_e, map_q), twice(d_gram_q), dq, _sums_like(q, a_e)),
+        (_Side(k, a_r, map_k), twice(d_gram_k), dk, _sums_like(q, a_r)),
     )
+    bias_sum, scratch = torch.zeros_like(accumulate(d_bias)), Scratch(q)
     for piece in token_chunks(q):
-        mask = mask_of(token_mask, piece)
-        d_piece = None if d_out is None else zeroed(head_first(d_out, piece), mask)
-        if bias is not None and d_piece is not None:
-            bias_sum += d_piece.sum((0, 1, 2))
-        for side, d_gram, dz, da in sides:
+        dy = None if d_out is None else d_outputs(d_out, piece, token_mask, scratch)
+        if bias is not None and dy is not None:
+            bias_sum += dy.sum((0, 1, 2))
+        for side, both, dz, da in sides:
             if side.z is not None:
-                d_side = _side_backward(side, piece, mask, d_piece, d_gram, da)
-                dz[:, piece] = d_side.transpose(1, 2)
+                features = features_of(side.z, piece, token_mask, side.feature_map, scratch)
+                d_phi = d_features(features.phi, side.a, dy, both, da, scratch)
+                features.pull_back(d_phi, dz[:, piece], scratch)
     d_bias.copy_(bias_sum)
+    for target, (*_, total) in zip((da_e, da_r), sides, strict=True):
+        target.copy_(total.sum_to_size(target.shape))
 
 
-def _side_backward(
-    side: _Side,
-    piece: slice,
-    mask: Tensor | None,
-    d_piece: Tensor | None,
-    d_gram: Tensor | None,
-    da: Tensor,
-) -> Tensor:
-    """Gradient of one piece of z, [B, H, n, C]; adds to the gradient da of the projection."""
-    assert side.z is not None
-    feature_map = FIXED_MAPS[side.feature_map]
-    z = head_first(side.z, piece)
-    phi = zeroed(feature_map.forward(z), mask)
-    d_phi = torch.zeros_like(phi) if d_gram is None else phi @ (d_gram + d_gram.mT)
-    if side.a is not None and d_piece is not None:
-        d_phi += d_piece @ side.a.mT
-        da += (phi.mT @ d_piece).sum_to_size(da.shape)
-    return zeroed(feature_map.vjp(z, d_phi), mask)
+def _sums_like(q: Tensor, a: Tensor | None) -> Tensor:
+    """Zeros for the gradient of A, of each sequence by itself."""
+    if a is None:
+        return q.new_zeros(0)
+    return q.new_zeros((q.shape[0], *a.shape[-3:]), dtype=accumulation_dtype(a.dtype))
 
 
 def _empty_gradients(

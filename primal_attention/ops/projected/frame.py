@@ -8,15 +8,16 @@ Letters: B batch, N tokens, D model dim, R rows of W.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
+
+from primal_attention.ops.products import affine
 
 
 def project(x: Tensor, weight: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
     """The rows [B, N, R], and the tokens in their dtype; these are empty where x has it already."""
     tokens = x.to(weight.dtype)
     kept = x.new_empty(0, dtype=weight.dtype) if tokens is x else tokens
-    return F.linear(tokens, weight, shift), kept
+    return affine(tokens, weight, shift), kept
 
 
 def projection_gradients(
@@ -30,7 +31,7 @@ def projection_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of x and W; None where they are not wanted. That of b is the sum of the rows."""
     rows = d_rows.flatten(0, 1)
-    dx = (rows @ weight).view(x.shape).to(x.dtype) if of_x else None
+    dx = affine(rows, weight.mT).view(x.shape).to(x.dtype) if of_x else None
     d_weight = rows.mT @ (tokens if tokens.numel() else x).flatten(0, 1) if of_weight else None
     return dx, d_weight
 

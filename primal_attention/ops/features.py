@@ -1,0 +1,72 @@
+"""Features of one piece of queries or keys, and what their gradient needs of them.
+
+With phi at hand the derivatives of the fixed maps need nothing of z but 1 / |z|:
+
+    cosine: (d - phi (phi . d)) / |z|        elu: d min(phi, 1)        relu: d where phi > 0
+
+Letters: B batch, N tokens, H heads, C head dim, P features, n tokens of a piece.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from primal_attention.feature_maps import FIXED_MAPS
+from primal_attention.ops.chunks import Scratch, mask_of, zeroed
+from primal_attention.precision import accumulate
+
+
+class Features(NamedTuple):
+    """The features of a piece; with zeros, which gradients keep, at the padded tokens."""
+
+    phi: Tensor  # [B, H, n, P], contiguous
+    feature_map: str
+    inverse: Tensor  # [B, H, n, 1]: 1 / |z| of the cosine map; empty for the others
+
+    def pull_back(self, d_phi: Tensor, dz: Tensor, scratch: Scratch) -> None:
+        """Write the gradient of z to dz [B, n, H, C]; d_phi [B, H, n, P] is lost."""
+        dz = dz.transpose(1, 2)
+        if self.feature_map == "cosine":
+            product = torch.mul(self.phi, d_phi, out=scratch.room("product", *d_phi.shape))
+            radial = product.sum(-1, keepdim=True)
+            d_phi.addcmul_(self.phi, radial, value=-1.0)
+            _write_product(d_phi, self.inverse, dz)
+        elif self.feature_map == "elu":
+            _write_product(d_phi, self.phi.clamp(max=1.0), dz)
+        elif self.feature_map == "relu":
+            _write_product(d_phi, self.phi > 0, dz)
+        else:
+            dz.copy_(d_phi)
+
+
+def features_of(
+    z: Tensor, piece: slice, token_mask: Tensor | None, feature_map: str, scratch: Scratch
+) -> Features:
+    """Features of a piece of z [B, N, H, C], in the accumulation dtype."""
+    z, mask = accumulate(z[:, piece].transpose(1, 2)), mask_of(token_mask, piece)
+    if feature_map != "cosine":
+        phi = zeroed(FIXED_MAPS[feature_map].forward(z), mask)
+        return Features(_copied(phi, z), feature_map, z.new_empty(0))
+    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    nonzero = norm >= math.sqrt(torch.finfo(z.dtype).tiny)
+    if mask is not None:
+        nonzero &= mask
+    inverse = torch.where(nonzero, norm.reciprocal_(), 0.0)
+    phi = torch.mul(z, inverse, out=scratch.room("phi", *z.shape))
+    return Features(zeroed(phi, mask), feature_map, inverse)
+
+
+def _copied(phi: Tensor, z: Tensor) -> Tensor:
+    """Phi, contiguous and not z itself, which gradients may be written over."""
+    return phi.clone(memory_format=torch.contiguous_format) if phi is z else phi.contiguous()
+
+
+def _write_product(a: Tensor, b: Tensor, result: Tensor) -> None:
+    if result.dtype == a.dtype:
+        torch.mul(a, b, out=result)
+    else:
+        result.copy_(a * b)
