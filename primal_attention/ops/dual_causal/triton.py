@@ -15,7 +15,6 @@ from torch import Tensor
 
 from primal_attention.ops import launch
 from primal_attention.ops.column_sum.triton_add_up import add_up
-from primal_attention.ops.dual_causal.gradients.triton_walks import backward_walk
 from primal_attention.ops.dual_causal.sizes import (
     BACKWARD,
     FORWARD,
@@ -25,6 +24,7 @@ from primal_attention.ops.dual_causal.sizes import (
     takes,
 )
 from primal_attention.ops.dual_causal.triton_blocks import segment_moments
+from primal_attention.ops.dual_causal.triton_gradient_walks import backward_walk
 from primal_attention.ops.dual_causal.triton_running import running
 from primal_attention.ops.dual_causal.triton_walks import forward_walk
 from primal_attention.ops.launch import Config, Segments

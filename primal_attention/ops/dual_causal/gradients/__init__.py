@@ -1,1 +1,0 @@
-"""The walk backward of the fused form, in a folder of its own for its length."""
