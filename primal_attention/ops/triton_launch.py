@@ -124,9 +124,20 @@ def _adjacent(tensor: Tensor) -> bool:
     return near and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
 
-def strides(tensor: Tensor | None) -> tuple[int, ...]:
-    """Strides of a tensor that may be missing."""
-    return (0, 0, 0) if tensor is None else tensor.stride()[:3]
+def strides(tensor: Tensor | None) -> tuple[Any, ...]:
+    """Strides of a tensor [B, N, H, C] that may be missing.
+
+    That of the tokens is compiled for, since it does not change with their number: the rows of a
+    block are then known distances apart, and a thread keeps one address for all of its own.
+    """
+    if tensor is None:
+        return 0, 0, 0
+    return tensor.stride(0), tl.constexpr(tensor.stride(1)), tensor.stride(2)
+
+
+def count_strides(counts: Tensor | None) -> tuple[int, ...]:
+    """Strides of counts [B, N] that may be missing."""
+    return (0, 0) if counts is None else counts.stride()
 
 
 def batch_stride(matrix: Tensor | None) -> int:

@@ -149,6 +149,13 @@ def scaled(rows, factor):
 
 
 @triton.jit
+def by_eight(rows):
+    """Sums of the rows [n, C] that are eight apart, in pairs: of a product, one thread has both."""
+    pairs = tl.reshape(rows, [rows.shape[0] // 16, 2, 8, rows.shape[1]])
+    return tl.reshape(tl.sum(pairs, 1), [rows.shape[0] // 2, rows.shape[1]])
+
+
+@triton.jit
 def pull_back(base, factor, inverse, d_phi, FEATURE_MAP: tl.constexpr):
     """Gradient of z from that of its features phi = factor * base."""
     base = base.to(tl.float32)

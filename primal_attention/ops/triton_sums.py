@@ -115,9 +115,16 @@ def walk(first, last, step, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
 
 @triton.jit
 def counted(counts, strides, b, start, last, BLOCK: tl.constexpr):
-    """The number t of real tokens up to each, float32 [n]; counts is [B, N]."""
+    """The number t of real tokens up to each, float32 [n]; counts is [B, N].
+
+    Without counts, all tokens are real and no others come before them.
+    """
     n = start + tl.arange(0, BLOCK)
-    return tl.load(counts + b * strides[0] + n * strides[1], mask=n < last, other=1).to(tl.float32)
+    if counts is None:
+        return (n + 1).to(tl.float32)
+    else:
+        places = counts + b * strides[0] + n * strides[1]
+        return tl.load(places, mask=n < last, other=1).to(tl.float32)
 
 
 @triton.jit

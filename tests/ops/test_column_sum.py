@@ -10,6 +10,7 @@ from .formulas import assert_same, randn
 from .fused import DEVICES, TOLERANCES, assert_bits, assert_near, poisoned_memory
 
 fused = pytest.importorskip("primal_attention.ops.column_sum.triton", exc_type=ImportError)
+add_up = fused.add_up
 
 D, E = 5, 7
 __all__ = ["poisoned_memory"]
@@ -98,3 +99,12 @@ def test_a_layer_on_a_gpu_takes_it(device, monkeypatch):
     layer = PrimalAttention(15, 3, 5, weights="static").to(device)
     layer(torch.randn(2, 11, 15, device=device)).sum().backward()
     assert calls
+
+
+@pytest.mark.parametrize("number", [1, 67, 301])
+def test_parts_are_added_up(device, number):
+    """Few and many, into contiguous totals and transposed ones, several in one launch."""
+    parts = randn(number, 5, 41).to(device, torch.float32), randn(3, 7, seed=1).to(device).float()
+    totals = torch.empty(41, 5, device=device).mT, torch.empty(7, device=device)
+    add_up(*zip(parts, totals, strict=True))
+    assert_near(totals, [part.double().sum(0) for part in parts], 1e-6)

@@ -141,6 +141,27 @@ def test_sums_of_the_gradients_of_the_tokens(device, programs, monkeypatch):
     assert_near([total], [sums], 1e-6)
 
 
+@pytest.mark.parametrize("programs", [1, 100])
+def test_sums_after_the_last_token_may_be_means(device, programs, monkeypatch):
+    monkeypatch.setattr(launch, "PROGRAMS", programs)
+    tensors = inputs(device, rest=False)
+    given, by_n = options(tensors), torch.tensor([0.5, 0.03], device=device)
+    _, *sums, _, _, states = fused.forward(*tensors, *given, False, True)
+    _, *means, _, _, _ = fused.forward(*tensors, *given, False, True, by_n)
+    scale = by_n[:, None, None, None]
+    assert_near(means, [x.double() * scale for x in sums], 1e-6)
+    d_out, *d_sides = cotangents((tensors[0].new_empty(B, N, H, V), *sums), torch.float32)
+    grads = [[torch.empty_like(x) for x in tensors[:3]] for _ in range(2)]
+    rest = None, None, grads[0], None, by_n
+    *_, dq_before, dk_before = fused.write_gradients(
+        *tensors, *given, states, d_out, *d_sides, *rest
+    )
+    rest = *(d * scale for d in d_sides), None, None, grads[1], None
+    fused.write_gradients(*tensors, *given, states, d_out, *rest)
+    assert_near(grads[0], [x.double() for x in grads[1]], 1e-6)
+    assert not dq_before.numel() + dk_before.numel()
+
+
 def test_columns_need_not_be_adjacent(device):
     q, k, h, c_e, c_r, bias, *sums = inputs(device, length=17)
     q, k, h, c_e, *sums = (x.mT.contiguous().mT for x in (q, k, h, c_e, *sums))

@@ -10,6 +10,8 @@ from .fused import DEVICES, TOLERANCES, assert_bits, assert_near, in_double, poi
 from .padding import assert_laid_out
 
 fused = pytest.importorskip("primal_attention.ops.projected.triton", exc_type=ImportError)
+primal = pytest.importorskip("primal_attention.ops.primal.triton", exc_type=ImportError)
+Config = primal.Config
 
 B, N, H, P, S, C, M = 3, 37, 2, 5, 7, 11, 13
 MASKS, MASKS_67 = token_masks(B, N), token_masks(B, 67)
@@ -152,6 +154,22 @@ def test_sizes(device, sizes, dtype):
 )
 def test_causal(device, mask, dtype, without):
     check(Case(device, dtype, causal=True, M=None, N=67, without=without, mask=MASKS_67[mask]))
+
+
+def test_causal_in_several_shares(device, monkeypatch):
+    """The backward pass adds up what the walk after it starts from, so that no other pass does."""
+    small = Config(block=16, tile=16, num_warps=4, num_stages=1, programs=2 * B * H, least=1)
+    monkeypatch.setitem(primal.BACKWARD[torch.bfloat16], 16, small)
+    segment_sums, kinds = fused.running_mean.segment_sums, []
+
+    def recorded(*given):
+        kinds.append(given[-1])
+        return segment_sums(*given)
+
+    monkeypatch.setattr(fused.running_mean, "segment_sums", recorded)
+    check(Case(device, torch.bfloat16, causal=True, M=None, mask=MASKS["holes"]))
+    assert kinds
+    assert not any(kind["BACKWARD"] for kind in kinds)
 
 
 @pytest.mark.parametrize(

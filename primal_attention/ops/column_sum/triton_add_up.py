@@ -10,6 +10,8 @@ from torch import Tensor
 from primal_attention.ops.column_sum.triton_blocks import BLOCK, add_up_blocks
 from primal_attention.ops.triton_launch import device_of
 
+_FEW = 128  # parts, that few reads take
+
 
 def add_up(*sums: tuple[Tensor | None, Tensor | None]) -> None:
     """Up to four totals, each with its parts, [number, ...]; None for what is not wanted.
@@ -26,8 +28,13 @@ def add_up(*sums: tuple[Tensor | None, Tensor | None]) -> None:
     tensors = [tensor for pair in wanted for tensor in pair]
     with device_of(tensors[0]):
         add_up_blocks[(blocks, len(wanted))](
-            *tensors, *[None] * (2 * missing), *numbers, *layouts, num_warps=4
+            *tensors, *[None] * (2 * missing), *numbers, *layouts, **_sizes(max(numbers))
         )
+
+
+def _sizes(number: int) -> dict[str, int]:
+    """Of many parts more are read at once: a program waits for each of its reads."""
+    return {"PARTS": 256, "num_warps": 16} if number > _FEW else {"PARTS": 64, "num_warps": 4}
 
 
 def _layout(total: Tensor) -> tuple[int, int, int, int]:

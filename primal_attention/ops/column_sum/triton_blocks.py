@@ -10,8 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Parts and entries that are added up at once.
-PARTS, BLOCK = tl.constexpr(64), tl.constexpr(32)
+BLOCK = tl.constexpr(32)  # entries of a total that one program takes
 
 
 @triton.jit(do_not_specialize=["R", "share"])
@@ -36,21 +35,22 @@ def row_sum_blocks(
 def add_up_blocks(
     parts_0, total_0, parts_1, total_1, parts_2, total_2, parts_3, total_3,
     number_0, number_1, number_2, number_3, layout_0, layout_1, layout_2, layout_3,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    """A block of one of the totals."""
+    """A block of one of the totals, so many parts at once."""
     pair = tl.program_id(1)
     if pair == 0:
-        _add_up(parts_0, total_0, number_0, layout_0)
+        _add_up(parts_0, total_0, number_0, layout_0, PARTS)
     elif pair == 1:
-        _add_up(parts_1, total_1, number_1, layout_1)
+        _add_up(parts_1, total_1, number_1, layout_1, PARTS)
     elif pair == 2:
-        _add_up(parts_2, total_2, number_2, layout_2)
+        _add_up(parts_2, total_2, number_2, layout_2, PARTS)
     else:
-        _add_up(parts_3, total_3, number_3, layout_3)
+        _add_up(parts_3, total_3, number_3, layout_3, PARTS)
 
 
 @triton.jit
-def _add_up(parts, total, number, layout):
+def _add_up(parts, total, number, layout, PARTS: tl.constexpr):
     if parts is not None:
         size = layout[0]
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -127,11 +127,11 @@ def backward_in_pieces(
     d_gram_q: Tensor | None,
     d_gram_k: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first eight inputs; empty where c_e, c_r or the bias is not given."""
-    grads = _empty_gradients(q, k, h, c_e, c_r, bias)
+    """Gradients of the first eight inputs; empty where one of the last five is not given."""
+    grads = empty_rows(q), empty_rows(k), empty_rows(h)
     given = q, k, h, c_e, c_r, bias, q_before, k_before, counts, token_mask, map_q, map_k, states
-    small = write_gradients(*given, d_out, d_q_side, d_k_side, d_gram_q, d_gram_k, grads[:3])
-    return *grads[:3], *small
+    small = write_gradients(*given, d_out, d_q_side, d_k_side, d_gram_q, d_gram_k, grads)
+    return *grads, *small
 
 
 def write_gradients(
@@ -157,8 +157,8 @@ def write_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write the gradients of the tokens; those of c_e, c_r, the bias and both sums come back."""
     tokens = Pieces(q, k, h, counts, token_mask, (map_q, map_k))
-    dq, dk, dh = d_tokens
-    *d_parameters, dq_side, dk_side = _empty_small(q, h, c_e, c_r, bias)
+    given, (dq, dk, dh) = (c_e, c_r, bias, q_before, k_before), d_tokens
+    dq_side, dk_side = (_room_for_sums(q, h) for _ in range(2))
     _start(dq_side, d_q_side)
     _start(dk_side, d_k_side)
     c_e, c_r = _score_maps(c_e, c_r)
@@ -180,11 +180,11 @@ def write_gradients(
         dh[:, piece, 1] = (keys.later @ d_e + keys.phi @ dk_side).transpose(1, 2)
         dq_side += keys.phi.mT @ d_r
         dk_side += queries.phi.mT @ d_e
-    for grad, total in zip(d_parameters, sums, strict=True):
+    small = _empty_small(q, h, *given)
+    for grad, total in zip(small, (*sums, dq_side, dk_side), strict=True):
         if grad.numel():
             grad.copy_(total)
-    dc_e, dc_r, d_bias = d_parameters
-    return dc_e, dc_r, d_bias, dq_side, dk_side
+    return small
 
 
 def _d_phi(
@@ -228,24 +228,27 @@ def empty_outputs(
 
 
 def _empty_gradients(
-    q: Tensor,
-    k: Tensor,
-    h: Tensor,
-    c_e: Tensor | None,
-    c_r: Tensor | None,
-    bias: Tensor | None,
-    *options: Any,
+    q: Tensor, k: Tensor, h: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return empty_rows(q), empty_rows(k), empty_rows(h), *_empty_small(q, h, c_e, c_r, bias)
+    return empty_rows(q), empty_rows(k), empty_rows(h), *_empty_small(q, h, *rest[:5])
 
 
 def _empty_small(
-    q: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None, bias: Tensor | None
+    q: Tensor, h: Tensor, *given: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """For the gradients of c_e, c_r, the bias and both sums; empty where these are not given."""
+    *parameters, q_before, k_before = given
+    dc_e, dc_r, d_bias = (q.new_empty(0) if x is None else empty_rows(x) for x in parameters)
+    dq_side, dk_side = (
+        q.new_empty(0, dtype=accumulation_dtype(q.dtype)) if x is None else _room_for_sums(q, h)
+        for x in (q_before, k_before)
+    )
+    return dc_e, dc_r, d_bias, dq_side, dk_side
+
+
+def _room_for_sums(q: Tensor, h: Tensor) -> Tensor:
     B, _, H, P = q.shape
-    dc_e, dc_r, d_bias = (q.new_empty(0) if x is None else empty_rows(x) for x in (c_e, c_r, bias))
-    side = partial(q.new_empty, (B, H, P, h.shape[-1]), dtype=accumulation_dtype(q.dtype))
-    return dc_e, dc_r, d_bias, side(), side()
+    return q.new_empty((B, H, P, h.shape[-1]), dtype=accumulation_dtype(q.dtype))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -28,6 +28,7 @@ from primal_attention.ops.dual_causal.triton_gradient_walks import backward_walk
 from primal_attention.ops.dual_causal.triton_running import running
 from primal_attention.ops.dual_causal.triton_walks import forward_walk
 from primal_attention.ops.launch import Config, Segments
+from primal_attention.ops.triton_launch import count_strides, strides
 
 __all__ = ["backward", "forward", "takes"]
 
@@ -41,12 +42,13 @@ def forward(
     bias: Tensor | None,
     q_before: Tensor | None,
     k_before: Tensor | None,
-    counts: Tensor,
+    counts: Tensor | None,
     token_mask: Tensor | None,
     map_q: str,
     map_k: str,
     grams: bool,
     keep: bool,
+    inverse_n: Tensor | None = None,  # [B]: what the sums after the last token are multiplied by
 ) -> tuple[Tensor, ...]:
     """Outputs, sums after the last token, Gram matrices, and the sums before each block."""
     (B, N, H, P), (_, S, V) = q.shape, dims(q, h, c_e, c_r)
@@ -67,10 +69,10 @@ def forward(
     parts = [launch.float32(q, B, segments.number, H, P, P) if grams else None for _ in range(2)]
     states = fused_states(q, h, config.block) if keep else None
     forward_walk[((2 if grams else 1) * B * segments.number * H,)](
-        q, k, h_e, h_r, c_e, c_r, *launch.contiguous(bias), *before, counts, mask,
+        q, k, h_e, h_r, c_e, c_r, *launch.contiguous(bias), *before, counts, mask, inverse_n,
         out, *after, *parts, states,
-        q.stride(), k.stride(), h_e.stride(), _strides(c_e), _strides(c_r), counts.stride(),
-        out.stride(), *layout, MAP_Q=map_q, MAP_K=map_k, **sizes,
+        strides(q), strides(k), strides(h_e), _map_strides(c_e), _map_strides(c_r),
+        count_strides(counts), strides(out), *layout, MAP_Q=map_q, MAP_K=map_k, **sizes,
     )  # fmt: skip
     gram_q, gram_k = (launch.float32(q, 0) if part is None else _added(part) for part in parts)
     return out, *after, gram_q, gram_k, launch.float32(q, 0) if states is None else states
@@ -91,7 +93,7 @@ def write_gradients(
     bias: Tensor | None,
     q_before: Tensor | None,
     k_before: Tensor | None,
-    counts: Tensor,
+    counts: Tensor | None,
     token_mask: Tensor | None,
     map_q: str,
     map_k: str,
@@ -103,8 +105,12 @@ def write_gradients(
     d_gram_k: Tensor | None,
     d_tokens: tuple[Tensor, Tensor, Tensor],  # of q, k and h, with adjacent columns, written
     d_columns: Tensor | None,  # [2 H P + 2 H S]: their sums over all tokens, side by side, written
+    inverse_n: Tensor | None = None,  # [B]: what d_q_side and d_k_side are multiplied by
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Write the gradients of the tokens; those of c_e, c_r, the bias and both sums come back."""
+    """Write the gradients of the tokens; those of c_e, c_r, the bias and both sums come back.
+
+    They are empty where these are not given.
+    """
     (B, N, H, P), (_, S, V) = q.shape, dims(q, h, c_e, c_r)
     config = BACKWARD[key(q, h, c_e, c_r)]
     sizes = _compiled_for(q, h, c_e, c_r, config)
@@ -117,7 +123,8 @@ def write_gradients(
         for z, c, name in ((k, c_r, map_k), (q, c_e, map_q))
     ]
     afters = (d_q_side, moments[0]), (d_k_side, moments[1])
-    d_after = running(*afters, number=segments.number, backward=True)
+    d_after = running(*afters, number=segments.number, backward=True, inverse_n=inverse_n)
+    left = inverse_n if segments.number == 1 else None  # else the running sums have it
     dq, dk, dh = d_tokens
     dh_e, dh_r = dh.unbind(2)
     programs = B * segments.number * H
@@ -128,20 +135,22 @@ def write_gradients(
     ]
     rows = B * segments.number, 2 * H * (P + S)
     columns = None if d_columns is None else launch.float32(q, *rows)
-    d_before = launch.float32(q, B, H, P, S), launch.float32(q, B, H, P, S)
+    befores = q_before, k_before
+    d_before = [None if x is None else launch.float32(q, B, H, P, S) for x in befores]
     backward_walk[(4 * programs,)](
-        q, k, h_e, h_r, c_e, c_r, counts, mask, states, d_out, *d_after,
+        q, k, h_e, h_r, c_e, c_r, counts, mask, left, states, d_out, *d_after,
         *launch.contiguous(d_gram_q, d_gram_k),
         dq, dk, dh_e, dh_r, columns, *parts, *d_before,
-        q.stride(), k.stride(), h_e.stride(), _strides(c_e), _strides(c_r), counts.stride(),
-        d_out.stride(), dq.stride(), dk.stride(), dh_e.stride(), *layout,
+        strides(q), strides(k), strides(h_e), _map_strides(c_e), _map_strides(c_r),
+        count_strides(counts), strides(d_out), strides(dq), strides(dk), strides(dh_e), *layout,
         MAP_Q=map_q, MAP_K=map_k, **sizes,
     )  # fmt: skip
     given = zip((c_e, c_r, bias), shapes, strict=True)
     small = [q.new_empty(0) if x is None else x.new_empty(shape) for x, shape in given]
     add_up(*zip(parts, small, strict=True), (columns, d_columns))
     dc_e, dc_r, d_bias = small
-    return dc_e, dc_r, d_bias, *d_before
+    dq_before, dk_before = (launch.float32(q, 0) if d is None else d for d in d_before)
+    return dc_e, dc_r, d_bias, dq_before, dk_before
 
 
 def _compiled_for(
@@ -153,7 +162,7 @@ def _compiled_for(
     return {**sizes, **widths, "BLOCK": config.block, **rest, "num_warps": config.num_warps}
 
 
-def _strides(c: Tensor | None) -> tuple[int, ...]:
+def _map_strides(c: Tensor | None) -> tuple[int, ...]:
     return (0, 0) if c is None else c.stride()
 
 
@@ -166,7 +175,7 @@ def _moments(
     z: Tensor,
     rows: Tensor,
     c: Tensor | None,
-    counts: Tensor,
+    counts: Tensor | None,
     mask: Tensor | None,
     segments: Segments,
     sizes: dict[str, Any],
@@ -179,7 +188,7 @@ def _moments(
     moments = launch.float32(z, B, segments.number, H, P, sizes["S"])
     segment_moments[(B * segments.number * H,)](
         z, rows, c, counts, mask, moments,
-        z.stride(), rows.stride(), _strides(c), counts.stride(),
+        strides(z), strides(rows), _map_strides(c), count_strides(counts),
         N, H, segments.number, segments.tokens, FEATURE_MAP=feature_map, **sizes,
     )  # fmt: skip
     return moments

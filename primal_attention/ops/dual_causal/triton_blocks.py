@@ -15,6 +15,7 @@ import triton.language as tl
 from primal_attention.ops.triton_maps import features, inverse_norms, scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
+    counted,
     load_matrix,
     lowered,
     product,
@@ -95,10 +96,17 @@ def map_of(
 
 @triton.jit
 def share_of(counts, strides, b, start, last, BLOCK: tl.constexpr):
-    """1 / n for the number n of real tokens up to each, float32 [n]; counts is [B, N]."""
-    tokens = start + tl.arange(0, BLOCK)
-    n = tl.load(counts + b * strides[0] + tokens * strides[1], mask=tokens < last, other=1)
-    return 1.0 / tl.maximum(n.to(tl.float32), 1.0)
+    """1 / n for the number n of real tokens up to each, float32 [n]."""
+    return 1.0 / tl.maximum(counted(counts, strides, b, start, last, BLOCK), 1.0)
+
+
+@triton.jit
+def inverse_of(inverse_n, b):
+    """1 / n of a sequence; 1 where none are given."""
+    value = tl.full([], 1.0, tl.float32)
+    if inverse_n is not None:
+        value = tl.load(inverse_n + b)
+    return value
 
 
 @triton.jit
@@ -211,19 +219,23 @@ def sum_grams(
 
 @triton.jit(do_not_specialize=["number", "size"])
 def running_sums(
-    start_0, moments_0, result_0, start_1, moments_1, result_1, number, size,
+    start_0, moments_0, result_0, start_1, moments_1, result_1, inverse_n, number, size,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Some entries of all segments of one sequence."""
     if tl.program_id(2) == 0:
-        _running_side(start_0, moments_0, result_0, number, size, HEIGHT, WIDTH, BACKWARD)
+        _running_side(
+            start_0, moments_0, result_0, inverse_n, number, size, HEIGHT, WIDTH, BACKWARD
+        )  # fmt: skip
     else:
-        _running_side(start_1, moments_1, result_1, number, size, HEIGHT, WIDTH, BACKWARD)
+        _running_side(
+            start_1, moments_1, result_1, inverse_n, number, size, HEIGHT, WIDTH, BACKWARD
+        )  # fmt: skip
 
 
 @triton.jit
 def _running_side(
-    start, moments, result, number, size,
+    start, moments, result, inverse_n, number, size,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     if result is not None:
@@ -238,5 +250,6 @@ def _running_side(
             sums += tl.load(moments + offsets + shift, mask=exists & ~ends[:, None], other=0.0)
             sums = tl.cumsum(sums, 0, reverse=BACKWARD)
         if start is not None:
-            sums += tl.load(start + b * size + place, mask=place < size, other=0.0)[None, :]
+            begin = tl.load(start + b * size + place, mask=place < size, other=0.0)
+            sums += (begin * inverse_of(inverse_n, b))[None, :]
         tl.store(result + offsets, sums, mask=exists)

@@ -16,6 +16,7 @@ import triton.language as tl
 from primal_attention.ops.dual_causal.triton_blocks import (
     both_ways,
     features_of,
+    inverse_of,
     later,
     map_of,
     past,
@@ -26,7 +27,7 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     store_rows,
     times,
 )
-from primal_attention.ops.triton_maps import pull_back, scaled
+from primal_attention.ops.triton_maps import by_eight, pull_back, scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
     existing,
@@ -43,8 +44,8 @@ from primal_attention.ops.triton_sums import (
 
 @triton.jit
 def backward_walk(
-    q, k, h_e, h_r, c_e, c_r, counts, mask, states, d_out, dq_after, dk_after, d_gram_q, d_gram_k,
-    dq, dk, dh_e, dh_r, columns, dc_e, dc_r, d_bias, dq_before, dk_before,
+    q, k, h_e, h_r, c_e, c_r, counts, mask, inverse_n, states, d_out, dq_after, dk_after,
+    d_gram_q, d_gram_k, dq, dk, dh_e, dh_r, columns, dc_e, dc_r, d_bias, dq_before, dk_before,
     q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides,
     d_out_strides, dq_strides, dk_strides, dh_strides, N, H, number, tokens,
     P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
@@ -54,31 +55,32 @@ def backward_walk(
 ):  # fmt: skip
     """All gradients: of every four programs two take the features of a side, two its scores.
 
-    The sums over the tokens of a segment, of dq, dk, dh_e and dh_r side by side, go to a row of
-    columns, where there are any.
+    What comes from behind a segment counts inverse_n times, where that is given. The sums over the
+    tokens of a segment, of dq, dk, dh_e and dh_r side by side, go to a row of columns, where there
+    are any.
     """
     program, kind = tl.program_id(0) // 4, tl.program_id(0) % 4
     column = (program // H).to(tl.int64) * (2 * H * (P + S))  # where the row begins
     of_q, of_h = column + program % H * P, column + 2 * H * P + program % H * S
     if kind == 0:
         _backward_features(
-            program, q, k, h_e, h_r, c_e, c_r, counts, mask, states, d_out, dq_after, d_gram_q,
-            dq, dq_before, columns, of_q,
+            program, q, k, h_e, h_r, c_e, c_r, counts, mask, inverse_n, states, d_out, dq_after,
+            d_gram_q, dq, dq_before, columns, of_q,
             q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides,
             d_out_strides, dq_strides, N, H, number, tokens,
             P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_Q, MAP_K, 1,
         )  # fmt: skip
     elif kind == 1:
         _backward_features(
-            program, k, q, h_r, h_e, c_r, c_e, counts, mask, states, d_out, dk_after, d_gram_k,
-            dk, dk_before, columns, of_q + H * P,
+            program, k, q, h_r, h_e, c_r, c_e, counts, mask, inverse_n, states, d_out, dk_after,
+            d_gram_k, dk, dk_before, columns, of_q + H * P,
             k_strides, q_strides, h_strides, c_r_strides, c_e_strides, count_strides,
             d_out_strides, dk_strides, N, H, number, tokens,
             P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_K, MAP_Q, 0,
         )  # fmt: skip
     elif kind == 2:
         _backward_scores(
-            program, q, k, h_r, c_e, c_r, counts, mask, states, d_out, dq_after,
+            program, q, k, h_r, c_e, c_r, counts, mask, inverse_n, states, d_out, dq_after,
             dh_e, dc_e, d_bias, columns, of_h,
             q_strides, k_strides, h_strides, c_r_strides, count_strides,
             d_out_strides, dh_strides, N, H, number, tokens,
@@ -86,7 +88,7 @@ def backward_walk(
         )  # fmt: skip
     else:
         _backward_scores(
-            program, k, q, h_e, c_r, c_e, counts, mask, states, d_out, dk_after,
+            program, k, q, h_e, c_r, c_e, counts, mask, inverse_n, states, d_out, dk_after,
             dh_r, dc_r, None, columns, of_h + H * S,
             k_strides, q_strides, h_strides, c_e_strides, count_strides,
             d_out_strides, dh_strides, N, H, number, tokens,
@@ -95,15 +97,8 @@ def backward_walk(
 
 
 @triton.jit
-def _by_eight(rows):
-    """Sums of the rows [n, C] that are eight apart, in pairs: of a product, one thread has both."""
-    pairs = tl.reshape(rows, [rows.shape[0] // 16, 2, 8, rows.shape[1]])
-    return tl.reshape(tl.sum(pairs, 1), [rows.shape[0] // 2, rows.shape[1]])
-
-
-@triton.jit
 def _backward_features(
-    program, z, far_z, h, far_h, c, far_c, counts, mask, states, d_out, d_after, d_gram,
+    program, z, far_z, h, far_h, c, far_c, counts, mask, inverse_n, states, d_out, d_after, d_gram,
     dz, d_before, columns, column,
     z_strides, far_strides, h_strides, c_strides, far_c_strides, count_strides,
     d_out_strides, dz_strides, N, H, number, tokens,
@@ -125,7 +120,7 @@ def _backward_features(
     near_map = map_of(c, c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     far_map = map_of(far_c, far_c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     both = both_ways(d_gram, b * H + head, P, WIDTH_P, PRECISION)
-    d_side = load_matrix(d_after, program, P, S, WIDTH_P, WIDTH_S)
+    d_side = load_matrix(d_after, program, P, S, WIDTH_P, WIDTH_S) * inverse_of(inverse_n, b)
     sums = tl.zeros([BLOCK // 2, WIDTH_P], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         row = walk(0, last - first, step, BLOCK, True)
@@ -163,16 +158,16 @@ def _backward_features(
         exists = columns_of(existing(start, last, BLOCK), P, WIDTH_P)
         store_rows(dz, d_rows, row, dz_strides[1], exists)
         if columns is not None:
-            sums += _by_eight(d_rows)
+            sums += by_eight(d_rows)
     if columns is not None:
         store_row(columns + column, 0, tl.sum(sums, 0), P, WIDTH_P)
-    if first == 0:
+    if first == 0 and d_before is not None:
         store_matrix(d_before, b * H + head, d_side, P, S)
 
 
 @triton.jit
 def _backward_scores(
-    program, z, far_z, far_h, c, far_c, counts, mask, states, d_out, d_after,
+    program, z, far_z, far_h, c, far_c, counts, mask, inverse_n, states, d_out, d_after,
     dh, dc, d_bias, columns, column,
     z_strides, far_strides, h_strides, far_c_strides, count_strides,
     d_out_strides, dh_strides, N, H, number, tokens,
@@ -189,7 +184,7 @@ def _backward_scores(
     dh = segment_of(dh, dh_strides, b, head, first)
     d_out = segment_of(d_out, d_out_strides, b, head, first)
     far_map = map_of(far_c, far_c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
-    d_side = load_matrix(d_after, program, P, S, WIDTH_P, WIDTH_S)
+    d_side = load_matrix(d_after, program, P, S, WIDTH_P, WIDTH_S) * inverse_of(inverse_n, b)
     sum_c = tl.zeros([WIDTH_V, WIDTH_S], tl.float32)
     sum_bias = tl.zeros([16, WIDTH_V], tl.float32)
     sums = tl.zeros([BLOCK // 2, WIDTH_S], tl.float32)
@@ -216,7 +211,7 @@ def _backward_scores(
         dh_rows = scaled(dh_rows, factor)
         store_rows(dh, dh_rows, row, dh_strides[1], exists)
         if columns is not None:
-            sums += _by_eight(dh_rows)
+            sums += by_eight(dh_rows)
         if c is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + head) * 2 + FAR_SIDE
             far_side = state_of(states, place, P, S, WIDTH_P, WIDTH_S)

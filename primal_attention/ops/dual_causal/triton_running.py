@@ -17,11 +17,13 @@ _ENTRIES = 2048  # of all segments, that a program has at once
 Side = tuple[Tensor | None, Tensor | None]  # [B, H, P, S] where it starts; [B, segments, H, P, S]
 
 
-def running(*sides: Side, number: int, backward: bool) -> list[Tensor | None]:
+def running(
+    *sides: Side, number: int, backward: bool, inverse_n: Tensor | None = None
+) -> list[Tensor | None]:
     """For each of two sides, [B, segments, H, P, S]: its start, and all segments before each.
 
-    With backward, all segments behind each. None where that is zero; for one segment the start
-    itself, [B, H, P, S].
+    With backward, all segments behind each; the start counts inverse_n times, [B]. None where that
+    is zero; for one segment the start itself, [B, H, P, S].
     """
     if number == 1:
         return [None if start is None else start.contiguous() for start, _ in sides]
@@ -34,7 +36,9 @@ def running(*sides: Side, number: int, backward: bool) -> list[Tensor | None]:
         width = max(16, _ENTRIES // height)
         given = [x for pair, y in zip(pairs, results, strict=True) for x in (*pair, y)]
         with device_of(shown):
-            running_sums[(B, -(-size // width), 2)](*given, number, size, height, width, backward)
+            running_sums[(B, -(-size // width), 2)](
+                *given, inverse_n, number, size, height, width, backward
+            )
     return results
 
 

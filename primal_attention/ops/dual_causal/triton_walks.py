@@ -14,6 +14,7 @@ import triton.language as tl
 
 from primal_attention.ops.dual_causal.triton_blocks import (
     features_of,
+    inverse_of,
     map_of,
     read_from,
     rows_of,
@@ -38,7 +39,7 @@ from primal_attention.ops.triton_sums import (
 
 @triton.jit
 def forward_walk(
-    q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask,
+    q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask, inverse_n,
     out, q_after, k_after, gram_q, gram_k, states,
     q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides, out_strides,
     N, H, number, tokens,
@@ -52,7 +53,7 @@ def forward_walk(
     program, kind = tl.program_id(0) // kinds, tl.program_id(0) % kinds
     if kind == 0:
         _outputs(
-            program, q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask,
+            program, q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask, inverse_n,
             out, q_after, k_after, states,
             q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides, out_strides,
             N, H, number, tokens,
@@ -67,7 +68,7 @@ def forward_walk(
 
 @triton.jit
 def _outputs(
-    program, q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask,
+    program, q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask, inverse_n,
     out, q_after, k_after, states,
     q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides, out_strides,
     N, H, number, tokens,
@@ -76,7 +77,7 @@ def _outputs(
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
 ):  # fmt: skip
-    """Out = e C_e + r C_r + bias, and the sums of both sides."""
+    """Out = e C_e + r C_r + bias, and the sums of both sides, the last times inverse_n."""
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
     q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
     h_e, h_r = segment_of(h_e, h_strides, b, h, first), segment_of(h_r, h_strides, b, h, first)
@@ -116,5 +117,6 @@ def _outputs(
         q_side = product(tl.trans(z_q), scaled(rows_e, f_q), q_side, PRECISION)
         k_side = product(tl.trans(z_k), scaled(rows_r, f_k), k_side, PRECISION)
     if last == N:
-        store_matrix(q_after, b * H + h, q_side, P, S)
-        store_matrix(k_after, b * H + h, k_side, P, S)
+        share_of_one = inverse_of(inverse_n, b)
+        store_matrix(q_after, b * H + h, q_side * share_of_one, P, S)
+        store_matrix(k_after, b * H + h, k_side * share_of_one, P, S)

@@ -18,6 +18,7 @@ from primal_attention.ops.triton_launch import PRODUCTS, contiguous, device_of, 
 _BLOCK = 64  # rows and columns of a Gram matrix that are multiplied at once, at most
 _TILE = 32  # directions, at most
 _SEQUENCES = 32  # whose J are added up at once
+_REGISTERS = {"maxnreg": 80}  # of a thread: one less than it would take, for one program more
 
 
 def takes(gram_q: Tensor, gram_k: Tensor, w_e: Tensor, w_r: Tensor, *rest: Any) -> bool:
@@ -52,7 +53,7 @@ def forward(
             *contiguous(gram_q, gram_k), w_e, w_r, *shared, energies, parts,
             _strides(w_e), _strides(w_r), B, H, P, S,
             averaged, lambda_squared, trace is None, block, tile, _precision(half),
-            num_warps=warps_of(2 * B * H * tiles),
+            num_warps=warps_of(2 * B * H * tiles), **(_REGISTERS if half and P <= _BLOCK else {}),
         )  # fmt: skip
         mean_block[(1,)](
             parts, *contiguous(trace), *shared[1:], mean, slopes, B, H, 2 * H * tiles,

@@ -5,7 +5,7 @@ Letters: B batch, N tokens, H heads, C head dim, P feature dim.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from primal_attention.ops.primal.triton_blocks import backward_blocks, forward_b
 from primal_attention.ops.triton_launch import (
     DOTS,
     Config,
+    Shares,
     batch_stride,
     contiguous,
+    count_strides,
     device_of,
     readable,
     shares_of,
@@ -65,6 +67,12 @@ BACKWARD = {
 }
 
 
+class ByCounts(NamedTuple):
+    """What gradients are divided by: the number of real tokens up to each."""
+
+    counts: Tensor | None  # [B, N]; None where all tokens are real
+
+
 def takes(
     q: Tensor, k: Tensor | None, a_e: Tensor | None, a_r: Tensor | None, *options: Any
 ) -> bool:
@@ -76,6 +84,11 @@ def takes(
 def takes_one_pass(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> bool:
     """Whether the backward pass reads each token once, so that its gradient may take its place."""
     return _width(q, a_e, a_r) in BACKWARD[q.dtype]
+
+
+def gradient_shares(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> Shares:
+    """The division of the sequences by the backward pass, where it is one."""
+    return shares_of(q, BACKWARD[q.dtype][_width(q, a_e, a_r)])
 
 
 def _width(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> int:
@@ -159,11 +172,13 @@ def write_gradients(
     d_gram_k: Tensor | None,
     grads: list[Tensor | None],
     config: Config | None = None,
-    counts: Tensor | None = None,
+    by_counts: ByCounts | None = None,
+    sums: Tensor | None = None,
 ) -> None:
     """Write the gradients of q, k, a_e, a_r and bias, where they are not None.
 
-    With counts [B, N], those of q and k are divided by that of each token, in one pass alone.
+    In one pass alone: those of q and k may be divided by counts [B, N] of tokens; their
+    sums over each of the `gradient_shares` are written to sums [B, splits, 2 H, P].
     """
     if d_out is None:
         for grad in grads[2:]:
@@ -172,7 +187,7 @@ def write_gradients(
     config = config or BACKWARD[q.dtype].get(_width(q, a_e, a_r))
     inputs = q, k, a_e, a_r, token_mask, map_q, map_k, d_out, d_gram_q, d_gram_k
     if config is not None:
-        _fused_backward(*inputs, grads, config, counts)
+        _fused_backward(*inputs, grads, config, by_counts, sums)
     else:
         _backward_by_side(*inputs, grads)
 
@@ -190,9 +205,11 @@ def _fused_backward(
     d_gram_k: Tensor | None,
     grads: list[Tensor | None],
     config: Config,
-    counts: Tensor | None,
+    by_counts: ByCounts | None,
+    sums: Tensor | None,
 ) -> None:
     """All gradients in one pass."""
+    counts = None if by_counts is None else by_counts.counts
     dq, dk, da_e, da_r, d_bias = grads if d_out is not None else [*grads[:2], None, None, None]
     z_q, z_k, d_rows = (None if x is None else readable(x) for x in (q, k, d_out))
     a_e, a_r, d_gram_q, d_gram_k = contiguous(a_e, a_r, d_gram_q, d_gram_k)
@@ -214,11 +231,12 @@ def _fused_backward(
         backward_blocks[(shares.programs,)](
             z_q, z_k, a_e, a_r, mask_bytes(token_mask), counts, d_rows, d_gram_q, d_gram_k,
             dq_rows, dk_rows, sums_e if e_parts is None else e_parts,
-            sums_r if r_parts is None else r_parts, bias_parts,
+            sums_r if r_parts is None else r_parts, bias_parts, sums,
             strides(z_q), strides(z_k), strides(d_rows), strides(dq_rows), strides(dk_rows),
-            (0, 0) if counts is None else counts.stride(), batch_stride(a_e), batch_stride(a_r),
+            count_strides(counts), batch_stride(a_e), batch_stride(a_r),
             N, H, shares.splits, shares.tokens,
-            P, C, map_q, map_k, DOTS[q.dtype], config.block, padded(P), padded(C), **config.launch,
+            P, C, map_q, map_k, DOTS[q.dtype], config.block, padded(P), padded(C),
+            by_counts is not None, **config.launch,
         )  # fmt: skip
     add_up(*zip((e_parts, r_parts, bias_parts), totals, strict=True))
 

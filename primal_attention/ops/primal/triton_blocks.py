@@ -13,6 +13,7 @@ import triton.language as tl
 
 from primal_attention.ops.triton_maps import (
     LENGTHS,
+    by_eight,
     features,
     fitted,
     inverse_norms,
@@ -27,6 +28,7 @@ from primal_attention.ops.triton_maps import (
     store_matrix,
     store_rows,
 )
+from primal_attention.ops.triton_sums import counted
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -113,16 +115,17 @@ def _projection(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_blocks(
-    q, k, a_e, a_r, mask, counts, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias,
+    q, k, a_e, a_r, mask, counts, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias, sums,
     q_strides, k_strides, d_out_strides, dq_strides, dk_strides, count_strides,
     a_e_stride, a_r_stride,
     N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, DIVIDED: tl.constexpr,
 ):  # fmt: skip
     """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out.
 
-    With counts, dz is divided by that of each token.
+    Where that is said, dz is divided by the number of real tokens up to each. The sums of dq and dk
+    over the share go to two rows of sums, where there are any.
     """
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
     q, dq = sequence_of(q, q_strides, b, h), sequence_of(dq, dq_strides, b, h)
@@ -138,9 +141,14 @@ def backward_blocks(
     sum_e = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
     sum_r = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
     sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
+    sum_q = tl.zeros([BLOCK_N // 2, BLOCK_P], tl.float32)
+    sum_k = tl.zeros([BLOCK_N // 2, BLOCK_P], tl.float32)
     for start in range(first, last, BLOCK_N):
         real = real_tokens(mask, b, N, start, last, BLOCK_N)
-        share = _share_of(counts, count_strides, b, start, last, BLOCK_N)
+        share = tl.full([BLOCK_N], 1.0, tl.float32)
+        if DIVIDED:
+            t = counted(counts, count_strides, b, start, last, BLOCK_N)
+            share /= tl.maximum(t, 1.0)
         d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
         if d_out is not None:
             d_rows = load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
@@ -152,12 +160,14 @@ def backward_blocks(
             sum_e, da_e is not None, d_gram_q is not None, P, BLOCK_P, MAP_Q, DOT,
         )  # fmt: skip
         store_rows(dq, dz, start, dq_strides[1], last, 0, P, BLOCK_P)
+        sum_q = _grown(sum_q, dz, sums)
         if k is not None:
             dz, sum_r = _side_backward(
                 k, start, k_strides[1], real, share, d_rows, proj_r, scale_r, both_k, scale_k,
                 sum_r, da_r is not None, d_gram_k is not None, P, BLOCK_P, MAP_K, DOT,
             )  # fmt: skip
             store_rows(dk, dz, start, dk_strides[1], last, 0, P, BLOCK_P)
+            sum_k = _grown(sum_k, dz, sums)
     program = tl.program_id(0).to(tl.int64)
     if da_e is not None:
         store_matrix(da_e + program * (P * C), tl.trans(sum_e), 0, P, C)
@@ -166,17 +176,24 @@ def backward_blocks(
     if d_bias is not None:
         c = tl.arange(0, BLOCK_C)
         tl.store(d_bias + program * C + c, tl.sum(sum_bias, 0), mask=c < C)
+    row = program // H * (2 * H) + h  # the heads of the keys stand after those of the queries
+    _store_sum(sums, sum_q, row, P)
+    _store_sum(sums, sum_k, row + H, P)
 
 
 @triton.jit
-def _share_of(counts, strides, b, start, last, BLOCK_N: tl.constexpr):
-    """1 / t for the number t of real tokens up to each, [n]; 1 without counts [B, N]."""
-    if counts is None:
-        return tl.full([BLOCK_N], 1.0, tl.float32)
-    else:
-        n = start + tl.arange(0, BLOCK_N)
-        t = tl.load(counts + b * strides[0] + n * strides[1], mask=n < last, other=1)
-        return 1.0 / tl.maximum(t.to(tl.float32), 1.0)
+def _grown(total, rows, sums):
+    """The total with the rows [n, P] added, where sums are wanted."""
+    if sums is not None:
+        total += by_eight(rows)
+    return total
+
+
+@triton.jit
+def _store_sum(sums, total, row, P: tl.constexpr):
+    if sums is not None:
+        p = tl.arange(0, total.shape[1])
+        tl.store(sums + row * P + p, tl.sum(total, 0), mask=p < P)
 
 
 @triton.jit
@@ -206,4 +223,9 @@ def _side_backward(
         d_phi = scaled(product(base, both, d_phi), factor * (scale_both / scale))
     if HAS_A:
         d_phi = product(d_rows, tl.trans(proj), d_phi)
-    return pull_back(base, factor, inverse, scaled(d_phi, share * scale), FEATURE_MAP), sum_a
+    share *= scale
+    if FEATURE_MAP == "cosine":
+        inverse *= share  # the derivative has it as a factor
+    else:
+        d_phi = scaled(d_phi, share)
+    return pull_back(base, factor, inverse, d_phi, FEATURE_MAP), sum_a

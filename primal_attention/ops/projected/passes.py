@@ -7,6 +7,7 @@ M landmarks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from primal_attention.precision import accumulation_dtype
 class Passes(NamedTuple):
     """One way to compute them."""
 
+    counts: Callable[[Tensor, Tensor | None], Tensor | None]  # of the real tokens up to each
     weights: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # W_e, W_r, A_e and A_r
     attend: Callable[..., tuple[Tensor, Tensor, Tensor]]  # outputs and Gram matrices
     write_gradients: Callable[..., None]  # of queries, keys, A_e, A_r and bias
@@ -56,7 +58,7 @@ def compose_forward(
     qk = rearrange(rows, "b n (two h p) -> b n two h p", two=2, h=w_e.shape[0])
     if causal:
         z = qk.flatten(2, 3)  # side by side they are heads of one tensor
-        means, _ = passes.means(z, None, token_counts(z, token_mask, None), token_mask)
+        means, _ = passes.means(z, None, passes.counts(z, token_mask), token_mask)
         qk = means.view(qk.shape)
     e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale)
     sides = given_side(a_e, c_e), given_side(a_r, c_r)
@@ -203,6 +205,7 @@ def add_gradients_in_pieces(
 
 
 IN_PIECES = Passes(
+    partial(token_counts, before=None),
     weights_in_pieces,
     forward_in_pieces,
     write_gradients,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from primal_attention.ops.collapse import triton as collapse
 from primal_attention.ops.column_sum.triton import column_sum
-from primal_attention.ops.launch import padded
+from primal_attention.ops.launch import Segments, float32, padded
 from primal_attention.ops.primal import triton as primal
 from primal_attention.ops.projected.passes import (
     Passes,
@@ -24,7 +24,6 @@ from primal_attention.ops.projected.passes import (
     compose_forward,
     weights_in_pieces,
 )
-from primal_attention.ops.running_mean import token_counts
 from primal_attention.ops.running_mean import triton as running_mean
 from primal_attention.ops.sampled import triton as sampled
 from primal_attention.ops.triton_launch import DOTS, PRODUCTS
@@ -67,13 +66,15 @@ def write_gradients(
     d_gram_q: Tensor | None,
     d_gram_k: Tensor | None,
     grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    counts: Tensor | None = None,
+    by_counts: primal.ByCounts | None = None,
+    sums: Tensor | None = None,
 ) -> None:
-    """Write the gradients of q, k, a_e, a_r and bias; with counts, see `primal.write_gradients`."""
+    """Write the gradients of q, k, a_e, a_r and bias, as `primal.write_gradients` does."""
     pairs = zip((q, k, a_e, a_r, bias), grads, strict=True)
     written = [None if t is None else grad for t, grad in pairs]
     given = d_out, d_gram_q, d_gram_k
-    primal.write_gradients(q, k, a_e, a_r, token_mask, map_q, map_k, *given, written, counts=counts)
+    options = token_mask, map_q, map_k, *given, written, None, by_counts, sums
+    primal.write_gradients(q, k, a_e, a_r, *options)
 
 
 def mean_gradients(
@@ -89,16 +90,32 @@ def mean_gradients(
 
     The pass that writes the gradients of the means divides them by the number of tokens, where it
     can: rounded once, as they would be anyway, they go into the sums as they are. The range of
-    float16 is too short for that.
+    float16 is too short for that. It adds up its shares of them too, which are then the segments of
+    the walk that follows.
     """
     *given, d_means, others = rest
-    counts, d_z = token_counts(q, token_mask, None), d_means.flatten(2, 3)
+    counts, d_z = running_mean.counts_if_masked(q, token_mask), d_means.flatten(2, 3)
     divided = q.dtype != torch.float16 and primal.takes_one_pass(q, a_e, a_r)
     grads = *d_means.unbind(2), *others
-    options = token_mask, *given, grads, counts if divided else None
+    known = _segments_to_sum(q, a_e, a_r, d_z) if divided else None
+    by_counts = primal.ByCounts(counts) if divided else None
+    options = token_mask, *given, grads, by_counts, known and known[1]
     write_gradients(q, k, a_e, a_r, bias, *options)
-    dz, total = running_mean.backward_with_sum(d_z, counts, token_mask, divided=divided)
+    dz, total = running_mean.backward_with_sum(
+        d_z, counts, token_mask, divided=divided, known=known
+    )
     return dz.flatten(2), total.flatten()
+
+
+def _segments_to_sum(
+    q: Tensor, a_e: Tensor | None, a_r: Tensor | None, d_z: Tensor
+) -> running_mean.Known | None:
+    """The shares of the pass that writes gradients d_z, and room for their sums."""
+    shares = primal.gradient_shares(q, a_e, a_r)
+    if shares.splits == 1 or running_mean.is_whole(d_z):
+        return None
+    B, _, *head = d_z.shape
+    return Segments(shares.tokens, shares.splits), float32(q, B, shares.splits, *head)
 
 
 def add_gradients(
@@ -133,6 +150,7 @@ def add_gradients(
 def fused_passes(dtype: torch.dtype) -> Passes:
     """The passes for a projection in this dtype."""
     return Passes(
+        running_mean.counts_if_masked,
         partial(weights, PRODUCTS[dtype]),
         primal.forward,
         write_gradients,

@@ -6,6 +6,7 @@ Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S d
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,8 @@ from primal_attention.precision import accumulation_dtype
 class CausalPasses(NamedTuple):
     """One way to compute them."""
 
-    attend: Callable[..., tuple[Tensor, ...]]  # outputs, sums, Gram matrices, kept sums
+    counts: Callable[[Tensor, Tensor | None], Tensor | None]  # of the real tokens up to each
+    attend: Callable[..., tuple[Tensor, ...]]  # outputs, weights, Gram matrices, kept sums
     write_gradients: Callable[..., tuple[Tensor, ...]]  # of the rows and their shift; of the rest
 
 
@@ -45,16 +47,14 @@ def compose_forward(
     """The five outputs; then what the backward pass needs: tokens, rows, kept sums and 1 / n."""
     rows, tokens = project(x, weight, shift)
     q, k, h = sides_of(rows, num_heads, directions_of(c_e, c_r))
-    options = token_counts(q, token_mask, None), token_mask, map_q, map_k
-    out, q_side, k_side, *grams, states = passes.attend(
-        q, k, h, c_e, c_r, bias, None, None, *options, gram_q or gram_k, True
-    )
+    options = passes.counts(q, token_mask), token_mask, map_q, map_k
     inverse_n = inverse_counts(x, token_mask, weight.dtype)
-    for side in (q_side, k_side):
-        side *= inverse_n[:, None, None, None]
+    out, r, e, *grams, states = passes.attend(
+        q, k, h, c_e, c_r, bias, None, None, *options, gram_q or gram_k, True, inverse_n
+    )
     wanted = zip(grams, (gram_q, gram_k), strict=True)
     g_q, g_k = (gram if wants else gram.new_empty(0) for gram, wants in wanted)
-    return out, g_q, g_k, k_side, q_side, tokens, rows, states, inverse_n
+    return out, g_q, g_k, e, r, tokens, rows, states, inverse_n
 
 
 def compose_backward(
@@ -88,27 +88,39 @@ def compose_backward(
     q, k, h = sides_of(rows, num_heads, S)
     if d_out is None:
         d_out = q.new_zeros((*q.shape[:3], dims(q, h, c_e, c_r)[-1]))
-    by_n = inverse_n[:, None, None, None]
-    d_q_side, d_k_side = (None if d is None else d * by_n for d in (d_r, d_e))
-    options = token_counts(q, token_mask, None), token_mask, map_q, map_k, states
+    options = passes.counts(q, token_mask), token_mask, map_q, map_k, states
     d_shift = None if shift is None else torch.empty_like(shift)
     dc_e, dc_r, d_bias, _, _ = passes.write_gradients(
         q, k, h, c_e, c_r, bias, None, None, *options,
-        d_out, d_q_side, d_k_side, d_gram_q, d_gram_k, sides_of(d_rows, num_heads, S), d_shift,
+        d_out, d_r, d_e, d_gram_q, d_gram_k, sides_of(d_rows, num_heads, S), d_shift, inverse_n,
     )  # fmt: skip
     d_projection = projection_gradients(x, weight, tokens, d_rows, of_x=of_x, of_weight=of_weight)
     dx, d_weight, d_shift = given_or_empty(x, *d_projection, d_shift)
     return dx, d_weight, d_shift, dc_e, dc_r, d_bias
 
 
+def attend_in_pieces(q: Tensor, k: Tensor, h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Outputs, the weights of keys and queries, Gram matrices, and the kept sums."""
+    *given, inverse_n = rest
+    out, q_side, k_side, *others = forward_in_pieces(q, k, h, *given)
+    for side in (q_side, k_side):
+        side *= inverse_n[:, None, None, None]
+    return out, q_side, k_side, *others
+
+
 def write_gradients_in_pieces(q: Tensor, k: Tensor, h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Write the gradients of the rows, and their sum over all tokens; the others come back."""
-    *given, d_tokens, d_shift = rest
-    others: tuple[Tensor, ...] = write_gradients(q, k, h, *(*given, d_tokens))
+    *given, d_r, d_e, d_gram_q, d_gram_k, d_tokens, d_shift, inverse_n = rest
+    by_n = inverse_n[:, None, None, None]
+    d_sides = [None if d is None else d * by_n for d in (d_r, d_e)]
+    d_outputs = *d_sides, d_gram_q, d_gram_k
+    others: tuple[Tensor, ...] = write_gradients(q, k, h, *(*given, *d_outputs, d_tokens))
     if d_shift is not None:
         sums = [d.sum((0, 1), dtype=accumulation_dtype(d.dtype)).flatten() for d in d_tokens]
         d_shift.copy_(torch.cat(sums))
     return others
 
 
-IN_PIECES = CausalPasses(forward_in_pieces, write_gradients_in_pieces)
+IN_PIECES = CausalPasses(
+    partial(token_counts, before=None), attend_in_pieces, write_gradients_in_pieces
+)

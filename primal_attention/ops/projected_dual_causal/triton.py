@@ -17,9 +17,10 @@ from primal_attention.ops.projected_dual_causal.passes import (
     compose_backward,
     compose_forward,
 )
+from primal_attention.ops.running_mean.triton import counts_if_masked
 from primal_attention.precision import exact
 
-FUSED = CausalPasses(dual_causal.forward, dual_causal.write_gradients)
+FUSED = CausalPasses(counts_if_masked, dual_causal.forward, dual_causal.write_gradients)
 
 
 def takes(

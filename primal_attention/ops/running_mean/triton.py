@@ -13,7 +13,9 @@ from torch import Tensor
 from primal_attention.ops import launch
 from primal_attention.ops.column_sum import triton_add_up
 from primal_attention.ops.launch import Config, Segments
+from primal_attention.ops.running_mean.reference import token_counts
 from primal_attention.ops.running_mean.triton_walks import add_up, walk_along
+from primal_attention.ops.triton_launch import count_strides, strides
 
 CONFIGS = {  # by the padded head dim
     16: Config(block=64, num_warps=2, num_stages=3),
@@ -34,13 +36,26 @@ WHOLE = {64: Config(block=32, num_warps=2, num_stages=1)}
 REGISTERS = {64: 128}
 
 
+Known = tuple[Segments, Tensor]  # and what they add to the carry, [B, segments, H, C]
+
+
 def takes(z: Tensor, *options: Any) -> bool:
     """Whether the fused op is made for this dtype and head dim."""
     return z.dtype in launch.PRECISION and launch.padded(z.shape[-1]) in CONFIGS and z.numel() > 0
 
 
+def counts_if_masked(z: Tensor, token_mask: Tensor | None) -> Tensor | None:
+    """How many real tokens each position has seen, [B, N]; None where all are real."""
+    return None if token_mask is None else token_counts(z, token_mask, None)
+
+
+def is_whole(z: Tensor) -> bool:
+    """Whether a sequence is one segment."""
+    return z.shape[0] * z.shape[2] >= ENOUGH
+
+
 def forward(
-    z: Tensor, before: Tensor | None, counts: Tensor, token_mask: Tensor | None
+    z: Tensor, before: Tensor | None, counts: Tensor | None, token_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Means, and the sum after the last token."""
     options = {"BACKWARD": False, "DIVIDED": False, "PARTS": launch.PARTS[z.dtype]}
@@ -49,7 +64,7 @@ def forward(
 
 
 def backward(
-    d_mean: Tensor, d_total: Tensor | None, counts: Tensor, token_mask: Tensor | None
+    d_mean: Tensor, d_total: Tensor | None, counts: Tensor | None, token_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens and of the sum before them."""
     dz, d_before, _ = _walk(d_mean, d_total, counts, token_mask, _backward_options(d_mean))
@@ -57,14 +72,20 @@ def backward(
 
 
 def backward_with_sum(
-    d_mean: Tensor, counts: Tensor, token_mask: Tensor | None, *, divided: bool
+    d_mean: Tensor,
+    counts: Tensor | None,
+    token_mask: Tensor | None,
+    *,
+    divided: bool,
+    known: Known | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens, and their sum over all tokens, [H, C], in the same dtype.
 
-    The counts are of these tokens alone. The gradients of the means may come divided by them.
+    The counts are of these tokens alone. The gradients of the means may come divided by them, and
+    then with their sums over segments.
     """
     options = _backward_options(d_mean, divided=divided)
-    dz, _, parts = _walk(d_mean, None, counts, token_mask, options, with_sum=True)
+    dz, _, parts = _walk(d_mean, None, counts, token_mask, options, with_sum=True, known=known)
     total = d_mean.new_empty(d_mean.shape[2:])
     triton_add_up.add_up((parts, total))
     return dz, total
@@ -78,23 +99,27 @@ def _backward_options(d_mean: Tensor, *, divided: bool = False) -> dict[str, Any
 def _walk(
     x: Tensor,
     carry: Tensor | None,
-    counts: Tensor,
+    counts: Tensor | None,
     token_mask: Tensor | None,
     options: dict[str, Any],
     *,
     with_sum: bool = False,
+    known: Known | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     B, N, H, C = x.shape
     y, total = launch.empty_rows(x), launch.float32(x, B, H, C)
     x, mask = launch.contiguous_rows(x), launch.mask_bytes(token_mask)
     config = config_of(x)
-    segments = launch.divide(x, config.block, 1 if B * H >= ENOUGH else None)
-    kind = {name: options[name] for name in ("BACKWARD", "DIVIDED")}
-    sums = segment_sums(x, counts, mask, segments, config, kind)
+    if known is None:
+        segments = launch.divide(x, config.block, 1 if is_whole(x) else None)
+        kind = {name: options[name] for name in ("BACKWARD", "DIVIDED")}
+        sums = segment_sums(x, counts, mask, segments, config, kind)
+    else:
+        segments, sums = known
     columns = launch.float32(x, B * segments.number, H, C) if with_sum else None
     walk_along[(B * segments.number * H,)](
-        x, counts, mask, x.stride(), counts.stride(), N, H, segments.number, segments.tokens,
-        sums, None if carry is None else carry.contiguous(), y, total, columns, y.stride(),
+        x, counts, mask, strides(x), count_strides(counts), N, H, segments.number, segments.tokens,
+        sums, None if carry is None else carry.contiguous(), y, total, columns, strides(y),
         **launch.compiled_for(C, config), **options, **_registers(x),
     )  # fmt: skip
     return y, total, columns
@@ -115,7 +140,7 @@ def config_of(x: Tensor) -> Config:
 
 def segment_sums(
     x: Tensor,
-    counts: Tensor,
+    counts: Tensor | None,
     mask: Tensor | None,
     segments: Segments,
     config: Config,
@@ -127,7 +152,7 @@ def segment_sums(
         return None
     sums = launch.float32(x, B, segments.number, H, C)
     add_up[(B * segments.number * H,)](
-        x, counts, mask, x.stride(), counts.stride(), N, H, segments.number, segments.tokens,
+        x, counts, mask, strides(x), count_strides(counts), N, H, segments.number, segments.tokens,
         sums, **kind, **launch.compiled_for(C, config),
     )  # fmt: skip
     return sums

@@ -45,6 +45,9 @@ CONFIGS = {
 }
 _NEARBY = 32  # landmarks of a block that is added to its tokens
 _NEARBY_WARPS = 4
+# Registers of a thread of this pass, by precision, tile and block of directions. Its programs wait
+# for one read after the other: so five have room on a multiprocessor, where else there are three.
+_NEARBY_REGISTERS = {("tf32", 64, 32): {"maxnreg": 96}}
 FEW = 264  # programs, two for each multiprocessor of a large GPU: beside so few, each has one side
 
 
@@ -177,6 +180,7 @@ def _add_rows(
             index, *contiguous(w_e, w_r), *totals, d_rows, strides(d_rows), H,
             M, P, S, _NEARBY, padded(M), tile, block, precision,
             num_warps=_NEARBY_WARPS, num_stages=1,
+            **_NEARBY_REGISTERS.get((precision, tile, block), {}),
         )  # fmt: skip
 
 
