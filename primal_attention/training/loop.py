@@ -101,6 +101,7 @@ class Run:
         set_seed(recipe.seed, fabric.device)
         model = build_model(recipe, task.sizes)
         if recipe.compile:
+            torch.compiler.reset()  # models of before count against the limit of recompilations
             model.compile(dynamic=False)
         self.model: Any = fabric.setup(model)
         optimizer = build_optimizer(recipe, self.model, capturable=can_replay(recipe, fabric))

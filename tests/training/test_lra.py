@@ -73,19 +73,25 @@ def test_both_towers_count_in_the_objective(folder):
     assert found > 0
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo, on the first pass
-@pytest.mark.parametrize("name", ["listops", "retrieval-imdb"])
-def test_a_compiled_model_trains_to_the_same(folder, monkeypatch, name):
-    compiled, original = [], nn.Module.compile
+@pytest.fixture
+def compiled(monkeypatch):
+    """For each graph that is compiled, in no time, whether it is with gradients."""
+    graphs, original = [], nn.Module.compile
 
     def quickly(module, **options):
         original(module, backend=count, **options)
 
     def count(graph, inputs):
-        compiled.append(torch.is_grad_enabled())
+        graphs.append(torch.is_grad_enabled())
         return graph
 
     monkeypatch.setattr(nn.Module, "compile", quickly)
+    return graphs
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo, on the first pass
+@pytest.mark.parametrize("name", ["listops", "retrieval-imdb"])
+def test_a_compiled_model_trains_to_the_same(folder, compiled, name):
     recipe = small_recipe(name, "primalformer", "paper", "dropout=0", "eta=0.1")
     plain, same = run(recipe), run(recipe.with_settings(["compile=true"]))
     assert compiled == [True]  # one graph, and none for evaluations
@@ -93,6 +99,16 @@ def test_a_compiled_model_trains_to_the_same(folder, monkeypatch, name):
     for entry, other in zip(plain.rounds, same.rounds, strict=True):
         assert entry == pytest.approx(other, rel=1e-4)
     assert plain.value == same.value
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_each_run_of_a_process_is_compiled(folder, compiled):
+    """However many there were before: recompilations are limited for each process."""
+    recipe = small_recipe("listops", "linear", "clean", "compile=true", "steps=1")
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for _ in range(3):
+            run(recipe)
+    assert compiled == [True] * 3
 
 
 def test_rounds_are_counted_in_steps(folder):
