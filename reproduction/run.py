@@ -100,10 +100,17 @@ def table_recipes(table: str) -> list[Recipe]:
 def selected(recipe: Recipe, conditions: Iterable[str]) -> bool:
     for condition in conditions:
         key, _, values = condition.partition("=")
-        value = recipe.task.partition("/")[2] if key == "dataset" else str(getattr(recipe, key))
-        if value not in values.split(","):
+        if str(_value(recipe, key)) not in values.split(","):
             return False
     return True
+
+
+def _value(recipe: Recipe, key: str) -> object:
+    """A setting by its name, such as ``lr``, ``dataset`` or ``attention.landmark_jitter``."""
+    if key == "dataset":
+        return recipe.task.partition("/")[2]
+    options, _, name = key.rpartition(".")
+    return getattr(recipe, options).get(name) if options else getattr(recipe, name)
 
 
 def run_all(

@@ -1,10 +1,12 @@
 """Landmarks that are really sampled: jitter and dropout of PrimalFormer on the Long Range Arena.
 
 Under the clean protocol. One network for all tasks; the learning rate and the two numbers of the
-landmarks are chosen for each task by validation accuracy, the column ``valid``.
+landmarks are chosen for each task by validation accuracy, the column ``valid``. The objective is
+the same for all.
 """
 
 from collections.abc import Iterator
+from itertools import product
 
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes import find_recipe
@@ -13,19 +15,20 @@ SEEDS = 3
 TASKS = ("listops", "image", "text", "pathfinder")
 LEARNING_RATES = (5e-4, 1e-3, 1e-4)
 LANDMARKS = ((0.6, 0.5), (0.6, 0.0), (0.0, 0.5), (0.0, 0.0))  # jitter, dropout
+OBJECTIVES = (("released_batch", 0.1), ("explained_energy", 0.01))  # and eta
 
 
 def recipes() -> Iterator[Recipe]:
     """Every setting on every task, one seed after the other."""
-    for seed in range(SEEDS):
-        for lr in LEARNING_RATES:
-            for jitter, dropout in LANDMARKS:
-                for task in TASKS:
-                    plain = find_recipe(f"lra/{task}", "primalformer", "clean", seed)
-                    yield plain.with_settings(
-                        (
-                            f"lr={lr}",
-                            f"attention.landmark_jitter={jitter}",
-                            f"attention.landmark_dropout={dropout}",
-                        )
-                    )
+    options = list(product(OBJECTIVES, LEARNING_RATES, LANDMARKS, TASKS))
+    for seed, ((objective, eta), lr, (jitter, dropout), task) in product(range(SEEDS), options):
+        plain = find_recipe(f"lra/{task}", "primalformer", "clean", seed)
+        yield plain.with_settings(
+            (
+                f"lr={lr}",
+                f"objective={objective}",
+                f"eta={eta}",
+                f"attention.landmark_jitter={jitter}",
+                f"attention.landmark_dropout={dropout}",
+            )
+        )
