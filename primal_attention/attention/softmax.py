@@ -94,9 +94,21 @@ def softmax_attention(
     Causal with fewer queries than keys: the queries are the last tokens.
     """
     if q.is_cuda and q.shape[1] != k.shape[1]:
-        with sdpa_kernel(_WITHOUT_CUDNN):
+        with sdpa_kernel(_chosen_without_cudnn()):
             return _softmax_attention(q, k, v, source_mask, causal=causal)
     return _softmax_attention(q, k, v, source_mask, causal=causal)
+
+
+def _chosen_without_cudnn() -> list[SDPBackend]:
+    """Those that the caller has not turned off; compiled code cannot ask, and takes all."""
+    if torch.compiler.is_compiling():
+        return _WITHOUT_CUDNN
+    is_on = {
+        SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+        SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+        SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+    }
+    return [backend for backend in _WITHOUT_CUDNN if is_on[backend]()]  # type: ignore[no-untyped-call]
 
 
 def _softmax_attention(

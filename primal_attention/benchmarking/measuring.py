@@ -35,15 +35,26 @@ class Measurement(NamedTuple):
 
 
 def measure(
-    entry: Entry, sizes: Sizes, kind: str, device: torch.device, *, compiled: bool = False
+    entry: Entry,
+    sizes: Sizes,
+    kind: str,
+    device: torch.device,
+    *,
+    compiled: bool = False,
+    replayed: bool = True,
 ) -> Measurement:
-    """Time one pass (``fwd``, ``fwd+bwd`` or ``bwd``) of an entry of the registry."""
+    """Time one pass (``fwd``, ``fwd+bwd`` or ``bwd``) of an entry of the registry.
+
+    There is no time of the GPU alone where it is not replayed as a graph.
+    """
     _let_go(device)
     try:
         subject = entry.subject(sizes, device)
         if kind == "bwd":
-            return _less(*(_measured(subject, each, compiled) for each in ("fwd+bwd", "fwd")))
-        return _measured(subject, kind, compiled)
+            return _less(
+                *(_measured(subject, each, compiled, replayed) for each in ("fwd+bwd", "fwd"))
+            )
+        return _measured(subject, kind, compiled, replayed)
     except Exception as error:
         return Measurement(note=reason(error))
 
@@ -58,7 +69,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__} in {culprit(error)}: {said}"[:300]
 
 
-def _measured(subject: Subject, kind: str, compiled: bool) -> Measurement:
+def _measured(subject: Subject, kind: str, compiled: bool, replayed: bool) -> Measurement:
     device = subject.x.device
     subject.module.train(kind == "fwd+bwd")
     call = _compiled(subject) if compiled else None
@@ -68,7 +79,7 @@ def _measured(subject: Subject, kind: str, compiled: bool) -> Measurement:
     with record_ksvd(subject.module):  # lets go of what the last step kept
         pass
     peak, gpu, note = peak_mib(run, device), None, ""
-    if device.type == "cuda":
+    if replayed and device.type == "cuda":
         try:
             gpu = graph_ms(run, device)
         except Exception as error:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from primal_attention.training.step import garbage_kept
+
 Run = Callable[[], object]
 _SECONDS = 0.06  # that one clock spends on one subject, about
 _BATCHES = 5
@@ -53,7 +55,7 @@ def graph_ms(run: Run, device: torch.device) -> float:
         check_no_synchronisation(run)
         wait(device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with garbage_kept(), torch.cuda.graph(graph, stream=stream):
             run()
         graph.replay()
         first = back_to_back_ms(graph.replay, 1)

@@ -1,5 +1,7 @@
 """One measurement: numbers where there are some, a reason where there are none."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -130,3 +132,29 @@ def test_on_a_gpu_the_released_arithmetic_waits_and_is_named():
     assert made.gpu_ms is None
     assert made.wall_ms > 0
     assert made.note.startswith("host synchronisation in ReleasedArithmetic.attend (released.py:")
+
+
+def test_what_is_not_replayed_has_no_time_of_the_gpu_alone():
+    made = measure(ENTRIES["softmax"], SIZES, "fwd", CPU, replayed=False)
+    assert made.gpu_ms is None
+    assert made.wall_ms > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_graph_of_an_earlier_measurement_does_not_end_a_recording():
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.ones(3, device="cuda")
+    garbage = [graph]
+    garbage.append(garbage)  # only the collector finds it
+    gc.disable()
+    del graph, garbage
+    gc.enable()
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        made = measure(ENTRIES["primal-sampled"], SIZES, "fwd+bwd", torch.device("cuda"))
+    finally:
+        gc.set_threshold(*before)
+    assert made.note == ""

@@ -220,6 +220,18 @@ def test_scores_cost_the_mean_of_the_inverse_scales(kind, num_heads, calls):
     assert sizes[1] / sizes[0] == fraction
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_backends_of_the_caller_are_kept():
+    """Of pooled keys too, for which the layer itself leaves out cuDNN."""
+    layer, x = SoftmaxSHAttention(32, 4).cuda(), torch.randn(2, 64, 32, device="cuda")
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        layer(x)
+    ops = counter.get_flop_counts()["Global"]
+    assert {op for op in ops if "attention" in str(op)} == set()
+    assert torch.ops.aten.bmm in ops
+
+
 def test_one_call_for_each_scale(calls):
     SoftmaxSHAttention(12, 6, scales=[4, 1, 2, 1, 4, 4])(torch.randn(2, 16, 12))
     assert [(q.shape[1], k.shape[2]) for q, k, _ in calls] == [(2, 16), (1, 8), (3, 4)]
