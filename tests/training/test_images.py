@@ -323,3 +323,11 @@ def test_what_is_not_installed_is_named(folder, monkeypatch, package, what):
         ModuleNotFoundError, match=rf"needs? {what}: pip install 'primal-attention\[images\]'"
     ):
         build_model(small("softmax"), task_of(small("softmax")).sizes)
+
+
+def test_a_compiled_model_trains_to_the_same(folder, compiled):
+    recipe = small("primal_plus", "drop_path=0", "augment=none", "epochs=1", "valid_fraction=0.5")
+    plain, same = run(recipe), run(recipe.with_settings(["compile=true"]))
+    assert set(compiled) == {True}
+    for entry, other in zip(plain.rounds, same.rounds, strict=True):
+        assert entry == pytest.approx(other, rel=1e-4)

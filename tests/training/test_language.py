@@ -220,3 +220,12 @@ def test_a_step_moves_every_parameter_that_is_trained(folder):
     trained = [name for name, each in before.named_parameters() if each.requires_grad]
     assert isinstance(before, nn.Module) and trained
     assert all(not torch.equal(before.state_dict()[name], after[name]) for name in trained)
+
+
+@pytest.mark.parametrize("model", ["primalformer", "flow"])
+def test_a_compiled_model_trains_to_the_same(folder, compiled, model):
+    recipe = small_recipe(model, "dropout=0", "steps=6", "eval_every=3")
+    plain, same = run(recipe), run(recipe.with_settings(["compile=true"]))
+    assert compiled == [True]  # one graph, and none for evaluations
+    for entry, other in zip(plain.rounds, same.rounds, strict=True):
+        assert entry == pytest.approx(other, rel=1e-4)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from primal_attention.tasks import LRA_PROTOCOLS
 from primal_attention.training import Watcher, train, train_in
@@ -73,23 +72,6 @@ def test_both_towers_count_in_the_objective(folder):
     assert found > 0
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-    """For each graph that is compiled, in no time, whether it is with gradients."""
-    graphs, original = [], nn.Module.compile
-
-    def quickly(module, **options):
-        original(module, backend=count, **options)
-
-    def count(graph, inputs):
-        graphs.append(torch.is_grad_enabled())
-        return graph
-
-    monkeypatch.setattr(nn.Module, "compile", quickly)
-    return graphs
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo, on the first pass
 @pytest.mark.parametrize("name", ["listops", "retrieval-imdb"])
 def test_a_compiled_model_trains_to_the_same(folder, compiled, name):
     recipe = small_recipe(name, "primalformer", "paper", "dropout=0", "eta=0.1")
@@ -101,7 +83,6 @@ def test_a_compiled_model_trains_to_the_same(folder, compiled, name):
     assert plain.value == same.value
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_each_run_of_a_process_is_compiled(folder, compiled):
     """However many there were before: recompilations are limited for each process."""
     recipe = small_recipe("listops", "linear", "clean", "compile=true", "steps=1")
