@@ -17,14 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.projected import node, reference
 from primal_attention.ops.projected.passes import IN_PIECES, compose_backward, compose_forward
 from primal_attention.ops.projected.reference import ProjectedResult
-from primal_attention.precision import accumulation_dtype, exact
-
-_INPUTS = 8  # those with gradients, which come first
+from primal_attention.precision import accumulation_dtype
 
 
 def projected_attention(
@@ -50,30 +47,6 @@ def projected_attention(
     given = x, weight, shift, w_e, w_r, c_e, c_r, bias, index, scale
     outputs = _forward(*given, causal, token_mask, map_q, map_k, gram_q, gram_k)
     return ProjectedResult(*outputs[: node.OUTPUTS])
-
-
-@exact
-def forward_composed(
-    x: Tensor,
-    weight: Tensor,
-    shift: Tensor | None,
-    w_e: Tensor,
-    w_r: Tensor,
-    c_e: Tensor | None,
-    c_r: Tensor | None,
-    bias: Tensor | None,
-    index: Tensor | None,
-    scale: float,
-    causal: bool,
-    token_mask: Tensor | None,
-    map_q: str,
-    map_k: str,
-    gram_q: bool,
-    gram_k: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, and what the backward pass needs of their making."""
-    given = x, weight, shift, w_e, w_r, c_e, c_r, bias, index, scale
-    return compose_forward(IN_PIECES, *given, causal, token_mask, map_q, map_k, gram_q, gram_k)
 
 
 def _empty_outputs(
@@ -106,48 +79,6 @@ def _empty_outputs(
     )
 
 
-@exact
-def backward_composed(
-    x: Tensor,
-    weight: Tensor,
-    shift: Tensor | None,
-    w_e: Tensor,
-    w_r: Tensor,
-    c_e: Tensor | None,
-    c_r: Tensor | None,
-    bias: Tensor | None,
-    index: Tensor | None,
-    scale: float,
-    causal: bool,
-    token_mask: Tensor | None,
-    map_q: str,
-    map_k: str,
-    e: Tensor,
-    r: Tensor,
-    tokens: Tensor,
-    qk: Tensor,
-    a_e: Tensor,
-    a_r: Tensor,
-    d_out: Tensor | None,
-    d_gram_q: Tensor | None,
-    d_gram_k: Tensor | None,
-    d_e: Tensor | None,
-    d_r: Tensor | None,
-    of_x: bool,
-    of_weight: bool,
-    spent: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first eight inputs; empty where they are not given or not wanted.
-
-    Where q, k, A_e and A_r are spent, nobody needs them afterwards, and the fused form writes over
-    them.
-    """
-    given = x, weight, shift, w_e, w_r, c_e, c_r, bias, index, scale
-    kept, d_outputs = (e, r, tokens, qk, a_e, a_r), (d_out, d_gram_q, d_gram_k, d_e, d_r)
-    options = causal, token_mask, map_q, map_k
-    return compose_backward(IN_PIECES, *given, *options, *kept, *d_outputs, of_x, of_weight, False)
-
-
 def _empty_gradients(
     x: Tensor,
     weight: Tensor,
@@ -172,22 +103,24 @@ def _empty_gradients(
     )
 
 
-def _backward_of_graph(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    gradients: tuple[Tensor, ...] = _backward(x, *given, node.is_let_go(x))
-    return gradients
+forward_composed = partial(compose_forward, IN_PIECES)
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::projected_forward", forward_composed, mutates_args=()
+def backward_composed(*inputs: Any) -> tuple[Tensor, ...]:
+    """Gradients of the first eight inputs, never written over what is spent."""
+    *given, _ = inputs
+    return compose_backward(IN_PIECES, *(*given, False))
+
+
+_forward = node.register(
+    "projected",
+    node.Signature(
+        tensors="Tensor x, Tensor weight, Tensor? shift, Tensor w_e, Tensor w_r, "
+        "Tensor? c_e, Tensor? c_r, Tensor? bias",
+        options="Tensor? index, float scale, bool causal, Tensor? token_mask, str map_q, str map_k",
+        kept="Tensor tokens, Tensor qk, Tensor a_e, Tensor a_r",
+    ),
+    (forward_composed, backward_composed),
+    (_empty_outputs, _empty_gradients),
+    reference.projected_attention,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::projected_backward", backward_composed, mutates_args=()
-)
-_forward.register_fake(_empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(
-    partial(node.gradients, _INPUTS, _backward_of_graph, reference.projected_attention),
-    setup_context=node.save,
-)
-on_gpu(_forward, forward_composed, "primal_attention.ops.projected.triton", "forward")
-on_gpu(_backward, backward_composed, "primal_attention.ops.projected.triton", "backward")

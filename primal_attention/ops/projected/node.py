@@ -1,20 +1,80 @@
-"""How the ops that begin with the tokens stand in the graph of autograd.
+"""How the ops that begin with the tokens are registered, and stand in the graph of autograd.
 
 Their inputs are tensors with gradients, options, and which Gram matrices are wanted; their outputs
-are those of the layer, W_{e|X} and W_{r|X}, and what the backward pass needs.
+are those of the layer, W_{e|X} and W_{r|X}, and what the backward pass needs. That is given all of
+these, the gradients of the outputs, and which gradients are wanted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.precision import exact
 
 OUTPUTS = 5  # those with gradients: of the heads, both Gram matrices, both weights
+_GRADIENTS = (
+    "Tensor? d_out, Tensor? d_gram_q, Tensor? d_gram_k, Tensor? d_e, Tensor? d_r, "
+    "bool of_x, bool of_weight"
+)
+
+
+class Signature(NamedTuple):
+    """What an op is given and keeps, in the words of PyTorch's schemas."""
+
+    tensors: str  # with gradients
+    options: str
+    kept: str  # for the backward pass, beside both weights
+    spends: bool = True  # whether the backward pass may be told to write over what is kept
+
+    @property
+    def number(self) -> int:
+        """Of the tensors with gradients."""
+        return _count(self.tensors)
+
+    @property
+    def forward(self) -> str:
+        """The schema of the forward pass."""
+        outputs = _tensors(OUTPUTS + _count(self.kept))
+        return f"({self.tensors}, {self.options}, bool gram_q, bool gram_k) -> {outputs}"
+
+    @property
+    def backward(self) -> str:
+        """The schema of the backward pass."""
+        given = f"{self.tensors}, {self.options}, Tensor e, Tensor r, {self.kept}, {_GRADIENTS}"
+        return f"({given}{', bool spent' if self.spends else ''}) -> {_tensors(self.number)}"
+
+
+def register(
+    name: str,  # of the op and of its folder
+    signature: Signature,
+    in_pieces: tuple[Callable[..., Any], Callable[..., Any]],  # forward, backward
+    empty: tuple[Callable[..., Any], Callable[..., Any]],  # outputs, gradients
+    reference: Callable[..., Sequence[Tensor]],
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The op of a forward pass, whose gradients are an op too."""
+    forward, backward = map(exact, in_pieces)
+    forward_op: Any = torch.library.custom_op(
+        f"primal_attention::{name}_forward", forward, mutates_args=(), schema=signature.forward
+    )
+    backward_op: Any = torch.library.custom_op(
+        f"primal_attention::{name}_backward", backward, mutates_args=(), schema=signature.backward
+    )
+    forward_op.register_fake(empty[0])
+    backward_op.register_fake(empty[1])
+    computed = partial(_with_spent, backward_op) if signature.spends else backward_op
+    forward_op.register_autograd(
+        partial(gradients, signature.number, computed, reference), setup_context=save
+    )
+    on_gpu(forward_op, forward, f"primal_attention.ops.{name}.triton", "forward")
+    on_gpu(backward_op, backward, f"primal_attention.ops.{name}.triton", "backward")
+    return forward_op  # type: ignore[no-any-return]
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -50,9 +110,22 @@ def gradients(
     return (*grads, *[None] * (len(options) + 2))
 
 
-def is_let_go(x: Tensor) -> bool:
+def _with_spent(backward: Callable[..., Any], x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    computed: tuple[Tensor, ...] = backward(x, *given, _is_let_go(x))
+    return computed
+
+
+def _is_let_go(x: Tensor) -> bool:
     """Whether the graph is let go after this backward pass: what it kept may be written over.
 
     Where x is not a plain tensor the pass may be traced, to be run in other places too.
     """
     return type(x) is Tensor and not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def _count(arguments: str) -> int:
+    return arguments.count(",") + 1
+
+
+def _tensors(number: int) -> str:
+    return f"({', '.join(['Tensor'] * number)})"

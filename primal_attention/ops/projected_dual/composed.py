@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.projected import ProjectedResult, node
 from primal_attention.ops.projected_dual import reference
 from primal_attention.ops.projected_dual.passes import (
@@ -24,9 +23,10 @@ from primal_attention.ops.projected_dual.passes import (
     compose_forward,
 )
 from primal_attention.ops.projected_dual.reference import directions_of
-from primal_attention.precision import accumulation_dtype, exact
+from primal_attention.precision import accumulation_dtype
 
-_INPUTS = 6  # those with gradients, which come first
+TENSORS = "Tensor x, Tensor weight, Tensor? shift, Tensor? c_e, Tensor? c_r, Tensor? bias"
+OPTIONS = "int num_heads, Tensor? token_mask, str map_q, str map_k"
 
 
 def projected_dual_attention(
@@ -48,26 +48,6 @@ def projected_dual_attention(
     given = x, weight, shift, c_e, c_r, bias, num_heads
     outputs = _forward(*given, token_mask, map_q, map_k, gram_q, gram_k)
     return ProjectedResult(*outputs[: node.OUTPUTS])
-
-
-@exact
-def forward_composed(
-    x: Tensor,
-    weight: Tensor,
-    shift: Tensor | None,
-    c_e: Tensor | None,
-    c_r: Tensor | None,
-    bias: Tensor | None,
-    num_heads: int,
-    token_mask: Tensor | None,
-    map_q: str,
-    map_k: str,
-    gram_q: bool,
-    gram_k: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, and what the backward pass needs of their making."""
-    given = x, weight, shift, c_e, c_r, bias, num_heads
-    return compose_forward(IN_PIECES, *given, token_mask, map_q, map_k, gram_q, gram_k)
 
 
 def _empty_outputs(
@@ -96,43 +76,6 @@ def _empty_outputs(
     )
 
 
-@exact
-def backward_composed(
-    x: Tensor,
-    weight: Tensor,
-    shift: Tensor | None,
-    c_e: Tensor | None,
-    c_r: Tensor | None,
-    bias: Tensor | None,
-    num_heads: int,
-    token_mask: Tensor | None,
-    map_q: str,
-    map_k: str,
-    e: Tensor,
-    r: Tensor,
-    tokens: Tensor,
-    rows: Tensor,
-    a_e: Tensor,
-    a_r: Tensor,
-    inverse_n: Tensor,
-    d_out: Tensor | None,
-    d_gram_q: Tensor | None,
-    d_gram_k: Tensor | None,
-    d_e: Tensor | None,
-    d_r: Tensor | None,
-    of_x: bool,
-    of_weight: bool,
-    spent: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first six inputs; empty where they are not given or not wanted.
-
-    Where the rows are spent, nobody needs them afterwards, and the fused form writes over them.
-    """
-    given = x, weight, shift, c_e, c_r, bias, num_heads, token_mask, map_q, map_k
-    kept, d_outputs = (tokens, rows, a_e, a_r, inverse_n), (d_out, d_gram_q, d_gram_k, d_e, d_r)
-    return compose_backward(IN_PIECES, *given, e, r, *kept, *d_outputs, of_x, of_weight, False)
-
-
 def _empty_gradients(
     x: Tensor,
     weight: Tensor,
@@ -153,22 +96,21 @@ def _empty_gradients(
     )
 
 
-def _backward_of_graph(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    gradients: tuple[Tensor, ...] = _backward(x, *given, node.is_let_go(x))
-    return gradients
+forward_composed = partial(compose_forward, IN_PIECES)
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::projected_dual_forward", forward_composed, mutates_args=()
+def backward_composed(*inputs: Any) -> tuple[Tensor, ...]:
+    """Gradients of the first six inputs, never written over what is spent."""
+    *given, _ = inputs
+    return compose_backward(IN_PIECES, *(*given, False))
+
+
+_forward = node.register(
+    "projected_dual",
+    node.Signature(
+        TENSORS, OPTIONS, "Tensor tokens, Tensor rows, Tensor a_e, Tensor a_r, Tensor inverse_n"
+    ),
+    (forward_composed, backward_composed),
+    (_empty_outputs, _empty_gradients),
+    reference.projected_dual_attention,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::projected_dual_backward", backward_composed, mutates_args=()
-)
-_forward.register_fake(_empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(
-    partial(node.gradients, _INPUTS, _backward_of_graph, reference.projected_dual_attention),
-    setup_context=node.save,
-)
-on_gpu(_forward, forward_composed, "primal_attention.ops.projected_dual.triton", "forward")
-on_gpu(_backward, backward_composed, "primal_attention.ops.projected_dual.triton", "backward")

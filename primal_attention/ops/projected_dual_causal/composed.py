@@ -17,12 +17,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from primal_attention.ops.dual_causal import chunked
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.projected import ProjectedResult, node
+from primal_attention.ops.projected_dual.composed import OPTIONS, TENSORS
 from primal_attention.ops.projected_dual.reference import directions_of
 from primal_attention.ops.projected_dual_causal import reference
 from primal_attention.ops.projected_dual_causal.passes import (
@@ -31,9 +30,7 @@ from primal_attention.ops.projected_dual_causal.passes import (
     compose_forward,
 )
 from primal_attention.ops.projected_dual_causal.reference import sides_of
-from primal_attention.precision import accumulation_dtype, exact
-
-_INPUTS = 6  # those with gradients, which come first
+from primal_attention.precision import accumulation_dtype
 
 
 def projected_dual_causal_attention(
@@ -58,26 +55,6 @@ def projected_dual_causal_attention(
     given = x, weight, shift, c_e, c_r, bias, num_heads
     outputs = _forward(*given, token_mask, map_q, map_k, gram_q, gram_k)
     return ProjectedResult(*outputs[: node.OUTPUTS])
-
-
-@exact
-def forward_composed(
-    x: Tensor,
-    weight: Tensor,
-    shift: Tensor | None,
-    c_e: Tensor | None,
-    c_r: Tensor | None,
-    bias: Tensor | None,
-    num_heads: int,
-    token_mask: Tensor | None,
-    map_q: str,
-    map_k: str,
-    gram_q: bool,
-    gram_k: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, and what the backward pass needs of their making."""
-    given = x, weight, shift, c_e, c_r, bias, num_heads
-    return compose_forward(IN_PIECES, *given, token_mask, map_q, map_k, gram_q, gram_k)
 
 
 def _empty_outputs(
@@ -109,38 +86,6 @@ def _empty_outputs(
     )
 
 
-@exact
-def backward_composed(
-    x: Tensor,
-    weight: Tensor,
-    shift: Tensor | None,
-    c_e: Tensor | None,
-    c_r: Tensor | None,
-    bias: Tensor | None,
-    num_heads: int,
-    token_mask: Tensor | None,
-    map_q: str,
-    map_k: str,
-    e: Tensor,
-    r: Tensor,
-    tokens: Tensor,
-    rows: Tensor,
-    states: Tensor,
-    inverse_n: Tensor,
-    d_out: Tensor | None,
-    d_gram_q: Tensor | None,
-    d_gram_k: Tensor | None,
-    d_e: Tensor | None,
-    d_r: Tensor | None,
-    of_x: bool,
-    of_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first six inputs; empty where they are not given or not wanted."""
-    given = x, weight, shift, c_e, c_r, bias, num_heads, token_mask, map_q, map_k
-    kept, d_outputs = (tokens, rows, states, inverse_n), (d_out, d_gram_q, d_gram_k, d_e, d_r)
-    return compose_backward(IN_PIECES, *given, e, r, *kept, *d_outputs, of_x, of_weight)
-
-
 def _empty_gradients(
     x: Tensor,
     weight: Tensor,
@@ -160,19 +105,17 @@ def _empty_gradients(
     )
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::projected_dual_causal_forward", forward_composed, mutates_args=()
-)
-_backward = torch.library.custom_op(
-    "primal_attention::projected_dual_causal_backward", backward_composed, mutates_args=()
-)
-_forward.register_fake(_empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(
-    partial(node.gradients, _INPUTS, _backward, reference.projected_dual_causal_attention),
-    setup_context=node.save,
-)
-on_gpu(_forward, forward_composed, "primal_attention.ops.projected_dual_causal.triton", "forward")
-on_gpu(
-    _backward, backward_composed, "primal_attention.ops.projected_dual_causal.triton", "backward"
+forward_composed = partial(compose_forward, IN_PIECES)
+backward_composed = partial(compose_backward, IN_PIECES)
+_forward = node.register(
+    "projected_dual_causal",
+    node.Signature(
+        TENSORS,
+        OPTIONS,
+        "Tensor tokens, Tensor rows, Tensor states, Tensor inverse_n",
+        spends=False,
+    ),
+    (forward_composed, backward_composed),
+    (_empty_outputs, _empty_gradients),
+    reference.projected_dual_causal_attention,
 )
