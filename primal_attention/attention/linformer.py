@@ -78,9 +78,8 @@ class LinformerAttention(QKVAttention):
         f_proj = self.e_proj if self.f_proj is None else self.f_proj
         order = token_order(k, source_mask)
         k, v = (order.pack(masked(z, source_mask)) for z in (k, v))
-        k_projected = einsum(k, self.e_proj[:T], "b t h c, t m -> b m h c")
-        v_projected = einsum(v, f_proj[:T], "b t h c, t m -> b m h c")
-        return softmax_attention(q, k_projected, v_projected)
+        k, v = _projected(k, self.e_proj[:T]), _projected(v, f_proj[:T])
+        return softmax_attention(q, k, v)
 
     def extra_repr(self) -> str:
         """The sizes and choices, for printing."""
@@ -88,3 +87,12 @@ class LinformerAttention(QKVAttention):
             f"{super().extra_repr()}, max_tokens={self.max_tokens}, "
             f"num_projected={self.num_projected}, share_kv={self.f_proj is None}"
         )
+
+
+def _projected(z: Tensor, projection: Tensor) -> Tensor:
+    """Sums [B, M, H, C] of the tokens [B, T, H, C] with the weights [T, M].
+
+    Contiguous: the fused kernels of SDPA want heads whose channels lie side by side, and without
+    them torch would write out all weights in float32.
+    """
+    return einsum(z, projection, "b t h c, t m -> b m h c").contiguous()

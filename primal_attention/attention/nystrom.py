@@ -6,9 +6,9 @@ Letters: B batch, N tokens, H heads, C head dim, M landmarks.
 from __future__ import annotations
 
 import torch
-from einops import einsum
 from torch import Tensor, nn
 
+from primal_attention.attention.banded import convolve
 from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.options import check_sizes
 from primal_attention.attention.order import token_order
@@ -90,8 +90,8 @@ class NystromAttention(QKVAttention):
         if self.conv is None:
             return out
         order = token_order(v, mask)
-        values = order.pack(masked(v, mask)).transpose(1, 2)  # [B, H, N, C]
-        return out + order.unpack(self.conv(values).transpose(1, 2))
+        values = convolve(order.pack(masked(v, mask)), self.conv.weight[:, 0, :, 0])
+        return out + order.unpack(values)
 
     def extra_repr(self) -> str:
         """The sizes and choices, for printing."""
@@ -99,24 +99,26 @@ class NystromAttention(QKVAttention):
 
     def _through_landmarks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         segments = token_segments(q, mask, self.num_landmarks)
-        q_means, k_means = segment_means(q, segments), segment_means(k, segments)
+        means = segment_means(torch.cat([q, k, v], dim=-1), segments)
+        q_means, k_means, v_means = means.chunk(3, dim=-1)  # [B, M, H, C]
         values = softmax_attention(q_means, k, v, mask)  # [B, M, H, C]
         values = _times_inverse(q_means, k_means, values, self.num_iterations)
         if mask is None:
             return softmax_attention(q, k_means, values)
         exact_rows = (mask.sum(1) <= self.num_landmarks)[:, None, None, None]
-        values = torch.where(exact_rows, segment_means(v, segments), values)
+        values = torch.where(exact_rows, v_means, values)
         return softmax_attention(q, k_means, values, segments.any(2))
 
 
 @exact
 def _times_inverse(q: Tensor, k: Tensor, values: Tensor, num_iterations: int) -> Tensor:
     """The pseudo-inverse of the landmarks' attention times values, all [B, M, H, C]."""
-    scale = q.shape[-1] ** -0.5
-    scores = einsum(accumulate(q) * scale, accumulate(k), "b m h c, b n h c -> b h m n")
-    inverse = pseudo_inverse(scores.softmax(-1), num_iterations)
-    out = einsum(inverse, accumulate(values), "b h m n, b n h c -> b m h c")
-    return out.to(values.dtype)
+    q, k, wide = (accumulate(z).transpose(1, 2) for z in (q, k, values))
+    matrix = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1)
+    z = pseudo_inverse(matrix, num_iterations - 1)
+    y = -matrix @ z
+    out = z @ _polynomial(y, wide, y @ wide)  # the last iteration, of fewer columns
+    return out.transpose(1, 2).to(values.dtype)
 
 
 def pseudo_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
@@ -126,8 +128,14 @@ def pseudo_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
     $Z = A^\top / (|A|_1 |A|_\infty)$, where the second norm is 1: eq. (11) of Xiong et al. 2021.
     """
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    z = matrix.mT / matrix.sum(-2).amax(-1)[..., None, None]
+    z, minus_a = matrix.mT / matrix.sum(-2).amax(-1)[..., None, None], -matrix
     for _ in range(num_iterations):
-        az = matrix @ z
-        z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))
+        y = minus_a @ z
+        z = z @ _polynomial(y, identity, y)
     return z
+
+
+def _polynomial(y: Tensor, x: Tensor, yx: Tensor) -> Tensor:
+    r"""$\frac14 (13 I + Y (15 I + Y (7 I + Y)))\, X$ from the product YX."""
+    inner = torch.add(1.75 * x, yx, alpha=0.25)
+    return torch.add(y @ torch.add(y @ inner, x, alpha=3.75), x, alpha=3.25)

@@ -8,7 +8,7 @@ Letters: B batch, N tokens.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,11 +29,11 @@ class Order(NamedTuple):
 
     def pack(self, x: Tensor) -> Tensor:
         """The tokens [B, N, ...] in order: the real ones at the front."""
-        return x if self.slot is None else take(x, self.slot.argsort(dim=1))
+        return x if self.slot is None else _permuted(x, _inverse(self.slot), self.slot)
 
     def unpack(self, x: Tensor) -> Tensor:
         """The inverse of :meth:`pack`."""
-        return x if self.slot is None else take(x, self.slot)
+        return x if self.slot is None else _permuted(x, self.slot, _inverse(self.slot))
 
     def real(self) -> Tensor:
         """Which of the packed tokens are real, bool [B, N]."""
@@ -45,6 +45,40 @@ def token_order(x: Tensor, mask: Tensor | None) -> Order:
     B, N = x.shape[:2]
     if mask is None:
         return Order(None, torch.full((B,), N, device=x.device), N)
-    num_real = mask.sum(1)
-    after_the_real = num_real[:, None] + (~mask).cumsum(1)
-    return Order(torch.where(mask, mask.cumsum(1), after_the_real) - 1, num_real, N)
+    num_real, up_to = mask.sum(1), mask.cumsum(1)
+    after_the_real = num_real[:, None] + torch.arange(N, device=x.device) - up_to
+    return Order(torch.where(mask, up_to - 1, after_the_real), num_real, N)
+
+
+def _inverse(permutation: Tensor) -> Tensor:
+    """Where each position of the permutations [B, N] occurs."""
+    place = torch.arange(permutation.shape[1], device=permutation.device)
+    return torch.zeros_like(permutation).scatter(1, permutation, place.expand_as(permutation))
+
+
+def _permuted(x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    return _Permuted.apply(x, index, inverse)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Permuted(torch.autograd.Function):
+    """The tokens [B, N, ...] at the positions index [B, N], of which each occurs once.
+
+    The gradient moves whole rows as well; that of a gather would add single numbers to zeros.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        B, N = index.shape
+        row = index + N * torch.arange(B, device=index.device)[:, None]
+        return x.flatten(0, 1).index_select(0, row.flatten()).view(x.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        index, inverse = ctx.saved_tensors
+        return _permuted(gradients[0], inverse, index), None, None

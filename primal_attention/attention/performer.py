@@ -12,14 +12,10 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.moments import (
-    Moments,
-    attend_moments,
-    empty_moments,
-    scan_moments,
-)
+from primal_attention.attention.moments import Moments, empty_moments, scan_moments
 from primal_attention.attention.options import check_sizes
 from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.random_features import attend_exponentials
 from primal_attention.feature_maps import ExponentialFeatureMap
 
 _LEAST = 1e-12  # of the normaliser; where there is a key it is at least 1e-6 / sqrt(P)
@@ -93,10 +89,10 @@ class PerformerAttention(DecodingAttention):
         """The moment form, scanned where causal."""
         if self.training and self.redraw_interval is not None:
             self._count_pass(self.redraw_interval)
-        phi_q, phi_k = self._features(q, k)
         if self.causal:
-            return scan_moments(phi_q, phi_k, v, None, mask, least=_LEAST)[0]
-        return attend_moments(phi_q, phi_k, v, source_mask, least=_LEAST)
+            return scan_moments(*self._features(q, k), v, None, mask, least=_LEAST)[0]
+        directions, eps = self.feature_map.projection, self.feature_map.eps
+        return attend_exponentials(q, k, v, source_mask, directions, eps=eps, least=_LEAST)
 
     def init_state(self, batch_size: int) -> Moments:
         """The moments of no token."""

@@ -9,7 +9,7 @@ from primal_attention.attention.linformer import LinformerAttention
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn
-from .sequences import by_sequence, largest_tensor
+from .sequences import LargestTensor, by_sequence, largest_tensor
 
 M = 11
 
@@ -106,6 +106,15 @@ def test_memory_is_linear():
     sizes = [largest_tensor(layer, num_tokens) for num_tokens in (1024, 2048)]
     assert sizes[1] <= 2 * sizes[0]
     assert sizes[1] < 4 * 2048 * 2048 / 8
+
+
+def test_the_weights_of_a_sequence_are_never_written_out():
+    """As they would be if SDPA could not take the projected keys and values as they lie."""
+    layer = LinformerAttention(64, 2, max_tokens=512, num_projected=256)
+    x = torch.randn(3, 512, 64, requires_grad=True)
+    with LargestTensor() as largest:
+        layer(x).sum().backward()
+    assert largest.elements < 4 * 3 * 2 * 512 * 256
 
 
 def test_errors():

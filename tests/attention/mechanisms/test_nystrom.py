@@ -71,6 +71,22 @@ def test_against_the_paper(num_landmarks, conv_kernel_size, mask):
     assert_same_with_gradients(layer, got, want, [x], 1e-9)
 
 
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_few_iterations(num_iterations):
+    layer = build(num_iterations=num_iterations)
+    x = randn(B, N, D).requires_grad_()
+    want = by_sequence(layer, published(layer), x)
+    assert_same_with_gradients(layer, layer(x), want, [x], 1e-9)
+
+
+def test_a_convolution_of_several_blocks():
+    layer = build(conv_kernel_size=35)
+    x = randn(B, 131, D).requires_grad_()
+    mask = randn(B, 131, seed=1) < 0.8
+    want = by_sequence(layer, published(layer), x, mask)
+    assert_same_with_gradients(layer, layer(x, token_mask=mask), want, [x], 1e-9)
+
+
 def test_the_masks_make_both_cases():
     num_real = MASKS["holes"].sum(1)
     assert num_real.min() <= 13 < num_real.max()

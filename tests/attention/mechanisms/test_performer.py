@@ -68,6 +68,26 @@ def test_cross_attention_against_the_paper(context_mask):
     assert_same_with_gradients(layer, got, want, [x, context])
 
 
+@pytest.mark.parametrize("eps", [0.0, 0.3])
+def test_epsilon_counts_for_queries_and_keys(eps):
+    layer = build()
+    layer.feature_map.eps = eps
+    x = randn(B, N, D).requires_grad_()
+    got = layer(x, token_mask=MASKS["holes"])
+    want = by_sequence(layer, published(layer), x, MASKS["holes"])
+    assert_same_with_gradients(layer, got, want, [x])
+
+
+def test_a_query_far_from_all_directions_sees_every_feature_alike():
+    """Its exponentials underflow; epsilon is left."""
+    layer = build().float()
+    k, v = randn(B, N, H, C).float(), randn(B, N, H, C, seed=1).float()
+    weights = layer.feature_map(k).sum(-1, keepdim=True)  # of the keys
+    want = (weights * v).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
+    got = layer.attend(torch.full_like(k, 1e3), k, v, None, None)
+    assert_close(got, want.expand_as(got), 1e-5)
+
+
 def heads_of(layer, x):
     """Queries, keys and values as performer-pytorch takes them, [B, H, N, C]."""
     q, k, v = layer._project(x, x)
