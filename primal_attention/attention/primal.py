@@ -68,6 +68,8 @@ class PrimalAttention(KSVDLayer):
         samples_per_direction: M is this many times ``num_directions``.
         landmark_dropout: In training, drops whole landmarks with this probability.
         landmark_jitter: In training, moves landmarks within so many landmark spacings.
+        gain: The Frobenius norm that each head's w_e and w_r start with (1 as released; the root of
+            ``num_directions`` makes the directions unit vectors, on average). Not of dual weights.
         feature_map: ``cosine``, ``exponential``, ``elu``, ``relu``, ``identity``, a
             :class:`~primal_attention.feature_maps.FeatureMap`, or a pair (queries, keys) of these.
         causal: Each token sees itself and those before it. With static weights q and k become
@@ -92,6 +94,7 @@ class PrimalAttention(KSVDLayer):
         samples_per_direction: int = 10,
         landmark_dropout: float = 0.0,
         landmark_jitter: float = 0.0,
+        gain: float = 1.0,
         feature_map: FeatureMapSpec = "cosine",
         causal: bool = False,
         scores: str = "both",
@@ -111,6 +114,11 @@ class PrimalAttention(KSVDLayer):
             raise ValueError(
                 f"landmark_jitter must be finite and not negative, got {landmark_jitter}"
             )
+        if not 0 < gain < math.inf or (gain != 1 and weights == "dual"):
+            raise ValueError(
+                f"gain must be positive and finite, and 1 with weights='dual', which have no w_e "
+                f"and w_r; got {gain} and weights={weights!r}"
+            )
         if causal and weights == "sampled":
             raise ValueError(
                 "causal=True does not go with weights='sampled': landmarks show every token the "
@@ -120,7 +128,7 @@ class PrimalAttention(KSVDLayer):
         self.dim, self.head_dim = dim, head_dim
         self.weights, self.causal, self.scores = weights, causal, scores
         self.landmark_dropout, self.landmark_jitter = landmark_dropout, landmark_jitter
-        self.dropout = dropout
+        self.gain, self.dropout = gain, dropout
         self.features = FeaturePair(feature_map, head_dim)
         if weights == "sampled" and self.features.feature_dim != head_dim:
             raise ValueError(
@@ -146,8 +154,8 @@ class PrimalAttention(KSVDLayer):
     def reset_parameters(self) -> None:
         """Draw w_e, w_r (orthogonal over the heads, as released) and Lambda, uniform in (0, 1)."""
         if self.weights != "dual":
-            nn.init.orthogonal_(self.w_e)
-            nn.init.orthogonal_(self.w_r)
+            nn.init.orthogonal_(self.w_e, self.gain)
+            nn.init.orthogonal_(self.w_r, self.gain)
         self.reset_lambda()
 
     @classmethod

@@ -142,6 +142,19 @@ def test_the_other_forms_mix_tokens(options):
     assert (layer(other)[:, 7] - layer(x)[:, 7]).abs().max() > 1e-6
 
 
+@pytest.mark.parametrize("weights", ["static", "sampled"])
+def test_weights_start_as_large_as_asked(weights):
+    """And the part of the output that depends on the token with them; drawn in float32."""
+    x, parts = randn(B, N, D), []
+    for gain in (1.0, 7.0):
+        layer = build(weights=weights, gain=gain).eval()
+        for w in (layer.w_e, layer.w_r):
+            assert_close(w.flatten(1).norm(dim=1), torch.full((H,), gain).double(), 1e-6)
+        y = layer(x)
+        parts.append(y - y.mean(1, keepdim=True))
+    assert_close(parts[1], 7 * parts[0], 1e-6)
+
+
 @pytest.mark.parametrize("option", ["landmark_dropout", "landmark_jitter"])
 def test_landmarks_are_random_in_training_only(option):
     plain, layer = build(), build(**{option: 0.5})
