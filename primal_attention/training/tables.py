@@ -241,14 +241,18 @@ def _runs_of(
     place: tuple[Key, str, str],
     settings: Sequence[str],
 ) -> list[Row]:
-    """The runs of a cell under a protocol, one a seed; all computed in the same way."""
+    """The runs of a cell under a protocol, one a seed; all computed in the same way.
+
+    Which way may be any, unless it is what is timed.
+    """
     key, column, protocol = place
     values = dict(key) | {expected.column: column}
     dataset, model = values.pop("dataset"), values.pop("model", expected.model) or ""
     changes = [*(f"{name}={value}" for name, value in values.items()), *settings]
     recipe = find_recipe(f"{expected.domain}/{dataset}", model, protocol).with_settings(changes)
     chosen = {setting.partition("=")[0] for setting in settings}
-    ignored = {*_SAME_MODEL, *expected.free} - chosen
+    same = () if expected.metric == "seconds" else _SAME_MODEL
+    ignored = {*same, *expected.free} - chosen
     wanted = _as_dict(settings_of(recipe), model, ignored)
     found = [
         row

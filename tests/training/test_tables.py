@@ -134,6 +134,15 @@ def test_runs_in_other_precision_are_not_mixed():
     assert ours(fill(TABLE1, rows, settings=["precision=fp32"])).mean == 75.0
 
 
+def test_how_a_step_is_computed_is_what_is_timed():
+    table3 = read_expected(find_expected("efficiency", REPRODUCTION))
+    plain = find_recipe("lra/listops", "softmax", "paper")
+    compiled = plain.with_settings(["compile=true"])
+    rows = [row(plain, 8.0, "seconds"), row(compiled, 6.0, "seconds")]
+    for settings, mean in (((), 8.0), (("compile=true",), 6.0)):
+        assert ours(fill(table3, rows, settings=settings), "listops", "softmax").mean == mean
+
+
 def test_a_run_counts_once():
     rows = [row(recipe(), 75.0), row(recipe(), 77.0), row(recipe(seed=1), 79.0)]
     found = ours(fill(TABLE1, rows))
