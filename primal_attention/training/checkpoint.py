@@ -35,12 +35,13 @@ class Checkpoint(NamedTuple):
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write a checkpoint; a reader finds the old file or the new one, never half of one."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     metadata = {"format": FORMAT, "facts": json.dumps(facts)}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with _replacing(path) as temporary:
-        save_file(contiguous, temporary, metadata)
+        # save_file would write beside it first, under a name that no one removes after a kill
+        temporary.write_bytes(save(contiguous, metadata))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -3,6 +3,9 @@
 import json
 import os
 import pickle
+import signal
+import subprocess
+import sys
 
 import pytest
 import safetensors.torch
@@ -13,7 +16,6 @@ from primal_attention.training.checkpoint import (
     read_checkpoint,
     remove_unfinished,
     write_checkpoint,
-    write_text,
 )
 
 TENSORS = {
@@ -44,25 +46,36 @@ def test_a_writer_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
     write_checkpoint(path, TENSORS, FACTS)
     whole = path.read_bytes()
 
-    def dies(tensors, file, metadata):
-        file.write_bytes(whole[: len(whole) // 2])
+    def dies(file, data):
+        with file.open("wb") as half:
+            half.write(data[: len(data) // 2])
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(safetensors.torch, "save_file", dies)
+    monkeypatch.setattr("pathlib.Path.write_bytes", dies)
     with pytest.raises(OSError, match="no space"):
         write_checkpoint(path, {}, {})
     assert path.read_bytes() == whole
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pathlib.Path.replace", lambda *_: 1 / 0)
-        patch.setattr("pathlib.Path.unlink", lambda *_, **__: None)
-        with pytest.raises(ZeroDivisionError):
-            write_text(tmp_path / "a.txt", "half")
+KILLED_BY_ITS_SIZE = """
+import pathlib, resource, signal, sys, torch
+from primal_attention.training.checkpoint import write_checkpoint, write_text
+directory = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+if sys.argv[2] == "checkpoint":
+    write_checkpoint(directory / "last.safetensors", {"a": torch.zeros(4096)}, {})
+write_text(directory / "last.txt", "a" * 8192)
+"""
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "text"])
+def test_what_a_killed_writer_left_is_removed(tmp_path, what):
+    command = [sys.executable, "-c", KILLED_BY_ITS_SIZE, str(tmp_path), what]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGXFSZ
     (tmp_path / ".hidden").touch()
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 2  # killed in the middle of a file
     remove_unfinished(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [".hidden"]
 
