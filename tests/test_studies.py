@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -206,6 +207,17 @@ def test_costs_are_measured_on_any_device(tmp_path, monkeypatch, capsys):
     cost.main()
     lines = (tmp_path / "cost.csv").read_text().splitlines()
     assert len(lines) == 1 + 8 + 4  # each layer, and softmax ones spelled out
+
+
+def test_the_steps_of_table_3_are_timed_for_what_is_selected(tmp_path):
+    program = ROOT / "primal_attention/table3_efficiency/measure.py"
+    chosen = ["--select", "dataset=image", "model=linformer,none", "protocol=clean", "seed=0"]
+    small = ["--set", *TINY[1:], "batch_size=2", "num_layers=1"]
+    words = [sys.executable, program, "--steps", "1", "--out", tmp_path, *chosen, *small]
+    subprocess.run(words, check=True, cwd=ROOT.parent, timeout=120)
+    (row,) = read_rows(tmp_path / "results.csv")
+    assert (row["dataset"], row["model"], row["protocol"]) == ("image", "linformer", "clean")
+    assert float(row["value"]) > 0
 
 
 def test_a_recipe_can_make_any_mechanism_causal():

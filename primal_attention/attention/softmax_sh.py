@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from primal_attention.attention.batch_norm import KeyNorm
 from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.pooling import Source, TokenPooling
 from primal_attention.attention.qkv import DecodingAttention
@@ -67,15 +68,16 @@ class SoftmaxSHAttention(DecodingAttention):
         super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
         pooling = TokenPooling(pool, grid, num_prefix_tokens)
         self.scaled = ScaledHeads(head_groups(num_heads, scales), pooling)
-        check_causal_pooling(pooling, causal=causal)
+        self.norm: KeyNorm | None = None
+        _check_causal_pooling(pooling, causal=causal)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
         """One SDPA call for each scale; the causal form spells its softmax out."""
         if self.causal:
-            return self.scaled.attend_causal(q, mask, Source(k, v, source_mask), None)
-        return self.scaled.attend(q, k, v, source_mask, None)
+            return self.scaled.attend_causal(q, mask, Source(k, v, source_mask), self.norm)
+        return self.scaled.attend(q, k, v, source_mask, self.norm)
 
     def init_state(self, batch_size: int) -> KeyValueCache:
         """An empty cache."""
@@ -87,14 +89,14 @@ class SoftmaxSHAttention(DecodingAttention):
     ) -> tuple[Tensor, KeyValueCache]:
         """Attend to the cache and to the new tokens up to each."""
         state = state.append(k, v, mask)
-        return self.scaled.attend_causal(q, mask, Source(*state.read(q.dtype)), None), state
+        return self.scaled.attend_causal(q, mask, Source(*state.read(q.dtype)), self.norm), state
 
     def extra_repr(self) -> str:
         """The sizes and choices, for printing."""
         return f"{super().extra_repr()}, scales={self.scaled.scales}, {self.scaled.pooling}"
 
 
-def check_causal_pooling(pooling: TokenPooling, *, causal: bool) -> None:
+def _check_causal_pooling(pooling: TokenPooling, *, causal: bool) -> None:
     """Raise where a causal layer asks for what only a set of tokens has."""
     if causal and pooling.grid is not None:
         raise ValueError(f"grid={pooling.grid} does not go with causal=True: an image has no past")

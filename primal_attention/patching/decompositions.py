@@ -19,7 +19,7 @@ from primal_attention.attention import ATTENTIONS  # noqa: F401  (registers the 
 from primal_attention.attention.order import take, token_order
 from primal_attention.ops.collapse.composed import collapse_composed
 from primal_attention.ops.dual_causal import reference as dual_causal
-from primal_attention.ops.landmarks.choice import landmark_index, landmark_order
+from primal_attention.ops.landmarks.choice import landmark_order
 from primal_attention.ops.moment import reference as moment
 from primal_attention.ops.primal.chunked import in_one_piece
 from primal_attention.ops.running_mean import reference as running_mean
@@ -61,14 +61,10 @@ def _landmark_index(
     *shares: float,
 ) -> Tensor:
     """With the inverse of a permutation in the place of ``searchsorted``, which ONNX has not."""
-    if token_mask is None:
-        return landmark_index(x, None, moves, drops, num_landmarks, *shares)
-    slot, num_real, N = token_order(x, token_mask)
-    assert slot is not None
-    places = torch.arange(N, device=x.device).expand_as(slot)
-    token_at = torch.zeros_like(slot).scatter(1, slot, places)
-    index = take(token_at, landmark_order(num_real, num_landmarks))
-    return torch.where((num_real > 0)[:, None], index, -1)
+    order = token_order(x, token_mask)
+    token_at = order.pack(torch.arange(order.length, device=x.device).expand(x.shape[0], -1))
+    index = take(token_at, landmark_order(order.num_real, num_landmarks))
+    return torch.where((order.num_real > 0)[:, None], index, -1)
 
 
 def _moment(z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str) -> Tensor:

@@ -162,6 +162,14 @@ def test_a_program_has_no_ops_of_the_library_and_gives_the_same():
     assert_same(model, lambda each: run(**each), [sequences(2, 5), sequences(5, 37)], 1e-6)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_landmarks_stand_where_the_op_has_them(masked):
+    inputs = sequences(5, 37, masked=masked)
+    op = torch.ops.primal_attention.landmark_index.default
+    arguments = inputs["x"], inputs.get("token_mask"), None, None, 7, 0.0, 0.0
+    assert torch.equal(decompositions()[op](*arguments), op(*arguments))
+
+
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
 @torch.no_grad()
 def test_torch_export_keeps_the_ops_and_is_saved_and_loaded(tmp_path):

@@ -27,6 +27,9 @@ from primal_attention.training.progress import Saving
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, add_rows, current_commit, key_of
 
+sys.path.append(str(Path(__file__).parents[2]))
+from run import selected
+
 HERE = Path(__file__).parent
 NUM_TOKENS = {"listops": 2048, "text": 4096, "retrieval": 4096, "image": 1024, "pathfinder": 1024}
 CLASSES = {"listops": 10, "image": 10}  # the others have two
@@ -57,12 +60,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--select", nargs="*", default=[], help="key=value,value of the recipes")
     parser.add_argument("--set", nargs="*", default=[], help="key=value changes to all recipes")
     return parser.parse_args()
-
-
-def selected(recipe: Recipe, conditions: list[str]) -> bool:
-    found = {**vars(recipe), "dataset": recipe.task.partition("/")[2]}
-    pairs = (condition.partition("=")[::2] for condition in conditions)
-    return all(found[key] in values.split(",") for key, values in pairs)
 
 
 def measured(recipe: Recipe, steps: int) -> Row:
