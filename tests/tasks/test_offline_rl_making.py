@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_a_set_is_made_once_and_the_same_again(tmp_path, monkeypatch):
         (minari_folder(tmp_path / "one", NAME) / "data" / "metadata.json").read_text()
     )
     assert json.loads(described["description"]) == facts
-    again = make_set(NAME, agents, tmp_path / "two", transitions=130, seed=5)
+    again = make_set(NAME, agents, Path("two"), transitions=130, seed=5)  # relative
     assert np.array_equal(load_rl(NAME, again.parent).states, found.states)
     other = make_set(NAME, agents, tmp_path / "three", transitions=130, seed=6)
     assert not np.array_equal(load_rl(NAME, other.parent).states[:5], found.states[:5])

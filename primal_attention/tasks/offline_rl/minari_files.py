@@ -80,7 +80,7 @@ def write_minari(folder: Path, name: str, found: Trajectories, simulator: Any) -
     """Write a set, final states included; one of the same name is replaced by the whole new one."""
     if found.final_states is None:
         raise ValueError(f"{name} has no final states, which Minari keeps")
-    path = minari_folder(folder, name)
+    path = minari_folder(folder.resolve(), name)  # Minari loses its way from a relative folder
     incoming = path.with_name(f".{path.name}.incoming")
     shutil.rmtree(incoming, ignore_errors=True)
     (incoming / "data").mkdir(parents=True)

@@ -2,12 +2,14 @@
 
     python reproduction/primal_attention/table4_d4rl/action_time.py --episodes 1
 
-Time of the processor, not of the clock: others may be using the machine.
+Time of the processor, not of the clock: others may be using the machine. Rows go to a csv file.
 """
 
 import argparse
+import csv
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
@@ -15,23 +17,35 @@ from primal_attention.tasks import Sizes
 from primal_attention.tasks.offline_rl import policy_of
 from primal_attention.training.building import build_model
 from primal_attention.training.recipes import find_recipe
+from primal_attention.training.results import current_commit
 
+HERE = Path(__file__).parent
 MODELS = ("softmax", "primal_plus", "primalformer", "linear", "flow")
 MARKS, AROUND, CONTEXT = (20, 100, 300, 999), 20, 20
+COLUMNS = ("model", "mode", "episodes", *(f"step_{mark}_ms" for mark in MARKS), "torch", "commit")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--episodes", type=int, default=1, help="side by side")
     parser.add_argument("--repeats", type=int, default=3, help="of which the fastest counts")
+    parser.add_argument("--out", type=Path, default=HERE / "action_time.csv")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("model, mode:", *(f"step {mark}" for mark in MARKS), "(ms)")
-    for model in MODELS:
-        for mode in ("window", "state"):
-            times = [times_of(model, mode, arguments.episodes) for _ in range(arguments.repeats)]
-            fastest = [min(each) for each in zip(*times, strict=True)]
-            print(f"{model}, {mode}:", *(f"{1e3 * each:.2f}" for each in fastest), flush=True)
+    with arguments.out.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for model in MODELS:
+            for mode in ("window", "state"):
+                row = [model, mode, arguments.episodes, *fastest(model, mode, arguments)]
+                writer.writerow([*row, torch.__version__, current_commit()])
+                print(*row, flush=True)
+
+
+def fastest(model: str, mode: str, arguments: argparse.Namespace) -> list[str]:
+    """Milliseconds at the marks."""
+    times = [times_of(model, mode, arguments.episodes) for _ in range(arguments.repeats)]
+    return [f"{1e3 * min(each):.2f}" for each in zip(*times, strict=True)]
 
 
 def times_of(model: str, mode: str, episodes: int) -> list[float]:

@@ -1,0 +1,48 @@
+"""What the D4RL-like sets consist of: behaviours, episodes, transitions, measured scores.
+
+    python reproduction/primal_attention/table4_d4rl/data.py --data data/rl
+
+Read from the sets themselves, which keep what they were made with. The row of a set has no policy.
+"""
+
+import argparse
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from primal_attention.tasks.offline_rl import RL_SETS, environment_of, load_rl
+from primal_attention.training.results import current_commit
+
+HERE = Path(__file__).parent
+COLUMNS = (
+    *("dataset", "policy", "episodes", "transitions", "score", "deviation", "best"),
+    *("environment", "seed", "commit"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=RL_SETS, help="sets, default: all")
+    parser.add_argument("--data", type=Path, help="folder of the sets")
+    parser.add_argument("--out", type=Path, default=HERE / "data.csv")
+    arguments = parser.parse_args()
+    rows = [row for name in arguments.names for row in rows_of(name, arguments.data)]
+    with arguments.out.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+
+
+def rows_of(name: str, folder: Path | None) -> Iterator[list[object]]:
+    """The set as a whole, then each of its behaviours."""
+    found = load_rl(name, folder)
+    scores = environment_of(name).score(found.returns)
+    facts = found.facts
+    made = [facts["environment"], facts["seed"], current_commit()]
+    spread = [f"{each:.2f}" for each in (scores.mean(), scores.std(), scores.max())]
+    yield [name, "", len(found), len(found.rewards), *spread, *made]
+    for policy, each in facts["behaviours"].items():
+        sizes = [each["episodes"], each["transitions"], f"{each['score']:.2f}"]
+        yield [name, policy, *sizes, "", "", *made]
+
+
+if __name__ == "__main__":
+    main()
