@@ -275,7 +275,8 @@ def save_whole(figure: Figure, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="the picture to write, a PNG")
+    picture = Path("out/kernel_svd_of_digits.png")
+    parser.add_argument("--out", type=Path, default=picture, help="the picture to write, a PNG")
     path = parser.parse_args().out
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other
     digits = load_halves()

@@ -1,6 +1,8 @@
 """What the README and the documents say: snippets run, links lead somewhere, commands exist."""
 
+import argparse
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -11,24 +13,12 @@ import pytest
 import primal_attention
 from primal_attention.training.tables import find_expected
 
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "reproduction").rglob("README.md")),
-    *sorted((ROOT / "primal_attention").rglob("README.md")),
-]
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
-
-
-def name_of(page):
-    return str(page.relative_to(ROOT)).removeprefix("docs/")
-
+from .pages import FENCED, PAGES, ROOT, blocks_of, commands_of, name_of
 
 SNIPPETS = [
     pytest.param(body, id=f"{name_of(page)}-{i}")
     for page in PAGES
-    for i, body in enumerate(b for kind, b in FENCED.findall(page.read_text()) if kind == "python")
+    for i, body in enumerate(blocks_of(page, "python"))
 ]
 
 
@@ -55,16 +45,6 @@ def test_links_lead_somewhere(page):
         found = (page.parent / path).resolve() if path else page
         assert found.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors_of(found), f"{page.name} links to {target}"
-
-
-def commands_of(page):
-    """The lines of blocks that are no Python, and code in the text, that begin with a command."""
-    text = page.read_text()
-    blocks = [body for kind, body in FENCED.findall(text) if kind in ("", "text")]
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    quoted = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", FENCED.sub("", text))]
-    known = re.compile(r"(primal|python|pytest|make)(?=\s|$)(?! =)")
-    return [line for line in [*lines, *quoted] if known.match(line)]
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +94,45 @@ def test_commands_exist(page, primal):
             check_make([word for word in words if word.islower()])
         elif words:
             check_paths(words)
+
+
+PROGRAMS = sorted(
+    {
+        command.partition(" #")[0].strip()
+        for page in PAGES
+        for command in commands_of(page)
+        if re.match(r"python [\w/]+\.py", command)
+    }
+)
+
+
+class ParsedError(Exception):
+    """The options of a program were taken."""
+
+
+@pytest.mark.parametrize("command", PROGRAMS)
+def test_programs_take_their_options(command, monkeypatch):
+    _, program, *words = shlex.split(command)
+    if "parse_arg" not in (ROOT / program).read_text():
+        assert not words, f"{program} takes no options"
+        return
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse_only(self, args=None, namespace=None):
+        parse_args(self, args, namespace)
+        raise ParsedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+        patch.setattr(sys, "argv", [program, *words])
+        patch.setattr(sys, "path", [str((ROOT / program).parent), *sys.path])
+        before = {*sys.modules}
+        with pytest.raises(ParsedError):
+            runpy.run_path(str(ROOT / program), run_name="__main__")
+    for name in {*sys.modules} - before:  # programs have modules of the same name beside them
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if Path(file).parent in ((ROOT / program).parent, ROOT / "reproduction"):
+            del sys.modules[name]
 
 
 def toctree_entries(page):

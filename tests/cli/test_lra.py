@@ -22,11 +22,11 @@ def data(tmp_path):
     write(tmp_path / "data" / "lra")
 
 
-def write(folder, num_tokens=N):
+def write(folder, num_tokens=N, name="listops"):
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, 16, size=(sum(SIZES), num_tokens), dtype=np.uint8)
     targets = rng.integers(10, size=sum(SIZES), dtype=np.uint8)
-    write_prepared(folder / "listops.npz", Prepared("listops", SIZES, tokens, targets))
+    write_prepared(folder / f"{name}.npz", Prepared(name, SIZES, tokens, targets))
 
 
 def train(*arguments, task="lra/listops"):

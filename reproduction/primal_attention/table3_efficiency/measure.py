@@ -8,13 +8,15 @@ The symbols are made up, of the sizes and batches of the tasks; what they are ch
 """
 
 import argparse
-import gc
 import logging
 import math
+import multiprocessing as mp
 import statistics
 import sys
 import time
 import tomllib
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -39,13 +41,11 @@ WARM_UP, BLOCKS = 10, 5
 
 def main() -> None:
     arguments = parse_arguments()
-    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
-    torch.backends.cuda.enable_cudnn_sdp(False)
     for recipe in recipes():
         if selected(recipe, arguments.select):
             changed = recipe.with_settings(arguments.set)
             try:
-                row = measured(changed, arguments.steps)
+                row = apart(measured, changed, arguments.steps)
             except (RuntimeError, ValueError) as error:  # the others go on
                 print(f"{recipe.task} {recipe.model} failed: {error}", flush=True)
                 continue
@@ -62,14 +62,18 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def apart(function: Callable[[Recipe, int], Row], recipe: Recipe, steps: int) -> Row:
+    """In a process of its own, so that nothing is counted that another model has left behind."""
+    with ProcessPoolExecutor(1, mp.get_context("spawn")) as pool:
+        return pool.submit(function, recipe, steps).result()
+
+
 def measured(recipe: Recipe, steps: int) -> Row:
     """The row of a recipe."""
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     fabric = launch(recipe.precision, devices=1)
     device, on_gpu = fabric.device, fabric.device.type == "cuda"
-    if on_gpu:
-        gc.collect()  # what the last one recorded
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
     run = Run(recipe, made_up(recipe), fabric, None, Watcher(), Saving(math.inf, math.inf))
     run.model.train()
     batches = torch.arange(2 * recipe.batch_size, device=device).split(recipe.batch_size)
