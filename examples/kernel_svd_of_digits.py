@@ -39,6 +39,7 @@ from primal_attention.theory import (
     unexplained_energy,
     weights_given_x,
 )
+from primal_attention.whole_files import replacing
 
 NUM_FITTED = 700  # the other images are new to the solution
 NUM_DIRECTIONS = 10
@@ -265,14 +266,6 @@ def draw(digits: Digits, cases: list[Case], descents: list[Descent]) -> Figure:
     return figure
 
 
-def save_whole(figure: Figure, path: Path) -> None:
-    """Write beside the target, then rename: the target is never half a picture."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    figure.savefig(unfinished, format="png", dpi=130)
-    unfinished.replace(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     picture = Path("out/kernel_svd_of_digits.png")
@@ -291,7 +284,9 @@ def main() -> None:
         for d in descents
     ]
     print_table(["minimised", "J^2", "unexplained", "error of singular values"], rows)
-    save_whole(draw(digits, cases, descents), path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as unfinished:
+        draw(digits, cases, descents).savefig(unfinished, format="png", dpi=130)
     print(f"\nWrote {path}")
 
 

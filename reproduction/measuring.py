@@ -22,10 +22,10 @@ import run
 from torch import nn
 
 from primal_attention.tasks import Task
-from primal_attention.training.checkpoint import write_text
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import KEY, Row, add_rows, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, directory_of
+from primal_attention.whole_files import write_text
 
 
 class Trained(NamedTuple):

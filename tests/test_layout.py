@@ -11,6 +11,7 @@ import pytest
 PACKAGE = "primal_attention"
 ROOT = Path(__file__).parents[1] / PACKAGE
 PARTS = [
+    "whole_files",
     "theory",
     "precision",
     "feature_maps",

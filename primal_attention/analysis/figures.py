@@ -11,6 +11,7 @@ from torch import nn
 
 from primal_attention.analysis.passes import Data
 from primal_attention.analysis.spectrum import LayerSpectrum, Spectrum, spectrum
+from primal_attention.whole_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,12 +62,8 @@ def plot_spectra(spectra: Mapping[str, Spectrum], *, layers: Sequence[int] | Non
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure in one step; half a file is never left behind."""
-    written = path.with_name(f".{path.name}.unfinished{path.suffix or '.png'}")
-    try:
-        figure.savefig(written, dpi=160)
-        written.replace(path)
-    finally:
-        written.unlink(missing_ok=True)
+    with replacing(path) as written:
+        figure.savefig(written, format=path.suffix[1:] or "png", dpi=160)
 
 
 def iter_once(data: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from primal_attention.benchmarking.plans import BOTH
 from primal_attention.benchmarking.results import Row, number, select, time_column
+from primal_attention.whole_files import replacing
 
 _SIZES = ("dim", "heads", "directions", "dtype")
 _NO_LINES = ("copy", "primal_op", "crossover")
@@ -41,12 +42,8 @@ def plot(rows: Sequence[Row], path: Path, *, title: str = "") -> None:
     if not chosen:
         raise ValueError("nothing to draw: no row has a time of forward and backward")
     figure = _figure(lines_of(chosen), _rooflines(chosen), f"{title}\n{sizes}".strip(), chosen)
-    written = path.with_name(f".{path.name}.unfinished{path.suffix or '.png'}")
-    try:
-        figure.savefig(written, dpi=160, bbox_inches="tight")
-        written.replace(path)
-    finally:
-        written.unlink(missing_ok=True)
+    with replacing(path) as written:
+        figure.savefig(written, format=path.suffix[1:] or "png", dpi=160, bbox_inches="tight")
 
 
 def comparable(rows: Sequence[Row]) -> tuple[list[Row], str]:

@@ -14,7 +14,7 @@ import torch
 from primal_attention.benchmarking.measuring import Measurement
 from primal_attention.benchmarking.plans import Job
 from primal_attention.benchmarking.timing import Copy
-from primal_attention.training.checkpoint import write_text
+from primal_attention.whole_files import write_text
 
 Row = dict[str, str]
 KEY = (

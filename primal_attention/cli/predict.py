@@ -15,7 +15,7 @@ from primal_attention.cli.mistakes import naming
 from primal_attention.cli.trained import Trained, load_trained
 from primal_attention.tasks import Series, SeriesEncoding
 from primal_attention.tasks.ts_files import read_ts
-from primal_attention.training.checkpoint import write_text
+from primal_attention.whole_files import write_text
 
 if TYPE_CHECKING:
     from typer import Typer

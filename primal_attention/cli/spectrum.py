@@ -1,6 +1,7 @@
 """`primal spectrum`: what the attention of a trained model does."""
 
 from collections.abc import Iterator, Mapping
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from primal_attention.analysis import Spectrum, plot_spectra, spectrum
 from primal_attention.analysis.figures import save_figure
-from primal_attention.analysis.spectrum import COLUMNS, check_energy, summary
+from primal_attention.analysis.spectrum import LayerSpectrum, check_energy
 from primal_attention.analysis.suggestion import suggestion_from
 from primal_attention.analysis.tables import curves_csv, layers_csv
 from primal_attention.cli.evaluate import SPLITS
@@ -17,14 +18,24 @@ from primal_attention.cli.mistakes import naming
 from primal_attention.cli.runs import load_task
 from primal_attention.cli.trained import Trained, load_trained
 from primal_attention.tasks import Cases
-from primal_attention.training.checkpoint import write_text
 from primal_attention.training.recipe import nearest
+from primal_attention.whole_files import write_text
 
 if TYPE_CHECKING:
     from typer import Typer
 
 PNG, LAYERS, CURVES = "spectrum.png", "spectrum.csv", "spectrum_curves.csv"
 _BATCH_SIZE = 8
+_WORDS = ("layer", "attention")
+_COLUMNS = (  # of two lines, so that they fit into 80 columns
+    *_WORDS,
+    "tokens",
+    "s for\n90 %",
+    "effective\nrank",
+    "row\nentropy",
+    "asym-\nmetry",
+    "redun-\ndancy",
+)
 
 
 def register(program: "Typer") -> None:
@@ -112,14 +123,39 @@ def _batches(cases: Cases, number: int) -> Iterator[Mapping[str, Tensor]]:
 
 
 def _print(console: Any, name: str, measured: Spectrum, energy: float) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=f"{name}: attention layers, mean ± deviation over heads and cases")
-    for column in (*COLUMNS, f"directions suggested ({energy:.0%})"):
-        table.add_column(column, no_wrap=column == "layer")
+    labels, pattern = short_names([layer.name for layer in measured.layers])
+    table = Table(
+        title=f"{name}: attention layers, means over heads and cases",
+        caption=f"layers: {pattern}; deviations are in {LAYERS}",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    for column in (*_COLUMNS, f"suggested\ns ({energy:.0%})"):
+        table.add_column(column, no_wrap=True, justify="left" if column in _WORDS else "right")
     suggested = suggestion_from(measured, energy).num_directions
-    for layer in measured.layers:
-        table.add_row(*summary(layer), str(suggested[layer.name]))
+    for label, layer in zip(labels, measured.layers, strict=True):
+        table.add_row(label, layer.attention, *_means(layer), str(suggested[layer.name]))
     console.print(table)
     for path, why in measured.skipped.items():
         console.print(f"{path}: {why}", markup=False, soft_wrap=True)
+
+
+def _means(layer: LayerSpectrum) -> Iterator[str]:
+    yield f"{layer.num_tokens.mean:.4g}"
+    for name in ("directions", "effective_rank", "entropy", "asymmetry", "redundancy"):
+        mean = getattr(layer, name).mean
+        yield "-" if mean != mean else f"{mean:.3g}"
+
+
+def short_names(names: list[str]) -> tuple[list[str], str]:
+    """The part by which each name differs from the others, and what they have in common."""
+    parts = [name.split(".") for name in names]
+    shortest = min(map(len, parts))
+    head = min(len(commonprefix(parts)), shortest - 1)
+    tail = min(len(commonprefix([each[::-1] for each in parts])), shortest - head - 1)
+    ends = [len(each) - tail for each in parts]
+    labels = [".".join(each[head:end]) for each, end in zip(parts, ends, strict=True)]
+    return labels, ".".join([*parts[0][:head], "*", *parts[0][ends[0] :]])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from primal_attention.cli.mistakes import naming
-from primal_attention.training.checkpoint import write_text
 from primal_attention.training.intervals import Estimate
 from primal_attention.training.recipe import nearest
 from primal_attention.training.results import Row, read_rows
@@ -24,6 +23,7 @@ from primal_attention.training.tables import (
     read_expected,
     why_left_out,
 )
+from primal_attention.whole_files import write_text
 
 if TYPE_CHECKING:
     from typer import Typer

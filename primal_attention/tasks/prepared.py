@@ -5,7 +5,6 @@ The values of all cases stand one after the other, beside the shape and the labe
 
 from __future__ import annotations
 
-import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.tasks.series import LabelledSeries
+from primal_attention.whole_files import replacing
 
 TrainAndTest: TypeAlias = tuple[LabelledSeries, LabelledSeries]
 
@@ -34,13 +34,8 @@ def write_prepared(path: Path, parts: TrainAndTest) -> None:
         arrays[f"{name}_values"] = np.concatenate([case.ravel() for case in part.series])
         arrays[f"{name}_labels"] = part.labels
     path.parent.mkdir(parents=True, exist_ok=True)
-    incoming = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with incoming.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-        incoming.replace(path)
-    finally:
-        incoming.unlink(missing_ok=True)
+    with replacing(path) as incoming, incoming.open("wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def read_prepared(path: Path) -> TrainAndTest:

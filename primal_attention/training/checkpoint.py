@@ -6,13 +6,13 @@ Reading one runs no code, whoever wrote it: safetensors and JSON hold numbers an
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from primal_attention.whole_files import replacing
 
 FORMAT = "primal-attention 1"
 
@@ -39,7 +39,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
 
     metadata = {"format": FORMAT, "facts": json.dumps(facts)}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         # save_file would write beside it first, under a name that no one removes after a kill
         temporary.write_bytes(save(contiguous, metadata))
 
@@ -72,28 +72,3 @@ def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise ValueError(f"{path} has damaged facts: got {facts!r}")
     return facts
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
-    with _replacing(path) as temporary:
-        temporary.write_text(text)
-
-
-def remove_unfinished(directory: Path) -> None:
-    """Remove what writers left behind that were killed."""
-    for left in directory.glob(".*.unfinished"):
-        left.unlink(missing_ok=True)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside a path that takes its place once it is whole and on the disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

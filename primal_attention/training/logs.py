@@ -11,10 +11,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-from primal_attention.training.checkpoint import write_text
 from primal_attention.training.order import Plan
 from primal_attention.training.progress import Entry, Progress, Watcher
 from primal_attention.training.recipe import Recipe
+from primal_attention.whole_files import write_text
 
 METRICS, TENSORBOARD = "metrics.csv", "tensorboard"
 

@@ -22,7 +22,6 @@ from primal_attention.training.building import build_model, build_optimizer
 from primal_attention.training.checkpoint import (
     Checkpoint,
     read_checkpoint,
-    remove_unfinished,
     write_checkpoint,
 )
 from primal_attention.training.devices import check_precision, mean_over_processes
@@ -39,6 +38,7 @@ from primal_attention.training.weights import (
     load_model,
     load_optimizer,
 )
+from primal_attention.whole_files import remove_unfinished
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from primal_attention.training.checkpoint import write_text
 from primal_attention.training.loop import Outcome
 from primal_attention.training.recipe import Recipe
+from primal_attention.whole_files import write_text
 
 Row = dict[str, str]
 COLUMNS = (

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from primal_attention.tasks import Task
-from primal_attention.training.checkpoint import read_checkpoint, write_text
+from primal_attention.training.checkpoint import read_checkpoint
 from primal_attention.training.logs import MetricsFile, TensorBoard
 from primal_attention.training.loop import BEST, train
 from primal_attention.training.progress import Outcome, Watcher, Watchers
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes import find_recipe
+from primal_attention.whole_files import write_text
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

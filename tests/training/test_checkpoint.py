@@ -14,9 +14,9 @@ import torch
 from primal_attention.training.checkpoint import (
     FORMAT,
     read_checkpoint,
-    remove_unfinished,
     write_checkpoint,
 )
+from primal_attention.whole_files import remove_unfinished
 
 TENSORS = {
     "model.a": torch.arange(6.0).reshape(2, 3).T,  # not contiguous
@@ -60,7 +60,8 @@ def test_a_writer_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
 
 KILLED_BY_ITS_SIZE = """
 import pathlib, resource, signal, sys, torch
-from primal_attention.training.checkpoint import write_checkpoint, write_text
+from primal_attention.training.checkpoint import write_checkpoint
+from primal_attention.whole_files import write_text
 directory = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

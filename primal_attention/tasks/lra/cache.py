@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.tasks.prepared import WRONG_FILE
+from primal_attention.whole_files import replacing
 
 FORMAT = "primal-attention lra, version 1"
 
@@ -89,13 +89,8 @@ def write_prepared(path: Path, prepared: Prepared) -> None:
 def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """Write arrays to an ``.npz`` that is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    incoming = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with incoming.open("wb") as file:
-            np.savez(file, **arrays)
-        incoming.replace(path)
-    finally:
-        incoming.unlink(missing_ok=True)
+    with replacing(path) as incoming, incoming.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def read_prepared(path: Path, task: str) -> Prepared:

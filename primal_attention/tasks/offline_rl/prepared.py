@@ -6,7 +6,6 @@ States and actions are kept in half precision: a set of 100 000 transitions take
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from primal_attention.tasks.offline_rl.environments import Environment
 from primal_attention.tasks.offline_rl.trajectories import Trajectories, check_trajectories
 from primal_attention.tasks.prepared import WRONG_FILE
+from primal_attention.whole_files import replacing
 
 FORMAT = "primal-attention trajectories, version 1"
 _ARRAYS = ("states", "actions", "rewards", "lengths", "terminated")
@@ -32,13 +32,8 @@ def write_trajectories(path: Path, found: Trajectories, *, half: bool = True) ->
         arrays[name] = arrays[name].astype(kind)
     facts = np.array(json.dumps(found.facts))
     path.parent.mkdir(parents=True, exist_ok=True)
-    incoming = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with incoming.open("wb") as file:
-            np.savez_compressed(file, format=np.array(FORMAT), facts=facts, **arrays)
-        incoming.replace(path)
-    finally:
-        incoming.unlink(missing_ok=True)
+    with replacing(path) as incoming, incoming.open("wb") as file:
+        np.savez_compressed(file, format=np.array(FORMAT), facts=facts, **arrays)
 
 
 def read_trajectories(path: Path, environment: Environment) -> Trajectories:

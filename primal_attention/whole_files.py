@@ -1,0 +1,33 @@
+"""Files that are there whole or not at all, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside a path that takes its place once it is whole and on the disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what writers left behind that were killed."""
+    for left in directory.glob(".*.unfinished"):
+        left.unlink(missing_ok=True)
