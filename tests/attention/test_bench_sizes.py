@@ -5,12 +5,13 @@ does to the kernels that are used shows here alone.
 """
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from primal_attention import PrimalAttention, ksvd_loss
-from primal_attention.ops import gpu
+from primal_attention.ops.gpu import uses_fused
 
 ON_GPU = [
     pytest.mark.gpu,
@@ -42,6 +43,16 @@ def errors(found, exact):
     ]
 
 
+@contextmanager
+def in_pieces():
+    """Fused ops are turned off."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRIMAL_FUSED", "0")
+        uses_fused.cache_clear()
+        yield
+    uses_fused.cache_clear()
+
+
 def check(device, form, sizes, dim, num_heads, num_directions, *, masked):
     """Errors of the fused ops are at most twice those of the same layer in pieces."""
     B, N = sizes
@@ -53,8 +64,7 @@ def check(device, form, sizes, dim, num_heads, num_directions, *, masked):
     exact = numbers(copy.deepcopy(layer).double(), x, dy, mask)
     half = layer.to(torch.bfloat16)
     fused = errors(numbers(copy.deepcopy(half), x, dy, mask), exact)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu, "uses_fused", lambda: False)
+    with in_pieces():
         plain = errors(numbers(copy.deepcopy(half), x, dy, mask), exact)
     assert all(one <= 2 * other + 1e-6 for one, other in zip(fused, plain, strict=True)), (
         f"fused {fused}, in pieces {plain}"
