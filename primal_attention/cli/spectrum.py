@@ -1,7 +1,7 @@
 """`primal spectrum`: what the attention of a trained model does."""
 
 from collections.abc import Iterator, Mapping
-from os.path import commonprefix
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,8 +154,14 @@ def short_names(names: list[str]) -> tuple[list[str], str]:
     """The part by which each name differs from the others, and what they have in common."""
     parts = [name.split(".") for name in names]
     shortest = min(map(len, parts))
-    head = min(len(commonprefix(parts)), shortest - 1)
-    tail = min(len(commonprefix([each[::-1] for each in parts])), shortest - head - 1)
+    head = min(_num_shared(parts), shortest - 1)
+    tail = min(_num_shared([each[::-1] for each in parts]), shortest - head - 1)
     ends = [len(each) - tail for each in parts]
     labels = [".".join(each[head:end]) for each, end in zip(parts, ends, strict=True)]
     return labels, ".".join([*parts[0][:head], "*", *parts[0][ends[0] :]])
+
+
+def _num_shared(parts: list[list[str]]) -> int:
+    """How many leading parts all have in common."""
+    columns = zip(*parts, strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))

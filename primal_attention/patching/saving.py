@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from primal_attention.patching.description import (
     note_in_config,
 )
 from primal_attention.patching.padding_only import choose_masks
+from primal_attention.whole_files import replacing, write_text
 
 _WEIGHTS, _DESCRIPTION = "model.safetensors", f"{KEY}.json"
 
@@ -41,9 +41,7 @@ def save_patched(model: nn.Module, folder: str | Path) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     _save_tensors(model, folder / _WEIGHTS)
-    temporary = folder / f".{_DESCRIPTION}.{os.getpid()}"
-    temporary.write_text(text)
-    temporary.replace(folder / _DESCRIPTION)
+    write_text(folder / _DESCRIPTION, text)
 
 
 def load_patched(
@@ -51,8 +49,11 @@ def load_patched(
 ) -> Any:
     """Read what ``save_patched`` (or ``save_pretrained`` of a patched model) wrote.
 
+    Nothing is downloaded.
+
     Args:
-        folder: Where it was written.
+        folder: Where it was written, or wherever it was moved to; or the name of a model of the
+            Hugging Face hub, ``"owner/name"``, that is in the hub's cache on this machine.
         model: For a model of transformers, nothing, or the class to load it as. For any other, the
             unpatched model, newly built; it is patched and its weights are replaced, in place.
         **options: Passed to ``from_pretrained`` of transformers.
@@ -60,10 +61,25 @@ def load_patched(
     Returns:
         The patched model, in evaluation mode if it is one of transformers.
     """
-    folder = Path(folder)
+    place = _find(folder)
     if isinstance(model, nn.Module):
-        return _load_into(model, folder)
-    return _load_pretrained(folder, model, options)
+        return _load_into(model, place)
+    return _load_pretrained(place, model, options)
+
+
+def _find(folder: str | Path) -> Path:
+    """The folder itself, or that of a downloaded model of this name."""
+    if Path(folder).exists():
+        return Path(folder)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(str(folder), local_files_only=True))
+    except (ImportError, OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"no patched model is at {folder}: there is no such folder, and no model of that name "
+            "in the hub's cache; huggingface_hub.snapshot_download downloads one"
+        ) from error
 
 
 def _load_into(model: nn.Module, folder: Path) -> nn.Module:
@@ -111,12 +127,8 @@ def _patching_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _save_tensors(model: nn.Module, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as temporary:
         _safetensors().save_model(model, str(temporary))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _safetensors() -> Any:

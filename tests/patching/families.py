@@ -267,4 +267,4 @@ FAMILIES = {
         layers="*.self_attn",
     ),
 }
-DECODERS = ("bert_decoder", "gpt2", "llama", "qwen3")
+DECODERS = ("bert_decoder", "gpt2", "llama", "qwen3", "granite")

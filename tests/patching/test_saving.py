@@ -1,6 +1,8 @@
 """Patched models on the disk: safetensors and JSON, read in a fresh process."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -24,6 +26,24 @@ for folder in sys.argv[1:]:
     tokens = torch.load(folder + "/tokens.pt", weights_only=True)
     torch.save(model(tokens)[0], folder + "/outputs.pt")
 """
+LOAD_OFFLINE = """
+import sys, torch
+torch.set_num_threads(1)
+from primal_attention.patching import load_patched
+tokens = torch.load(sys.argv[1], weights_only=True)
+torch.save([load_patched(place)(tokens)[0] for place in sys.argv[3:]], sys.argv[2])
+"""
+
+
+def put_in_cache(folder, home, name):
+    """As the hub's client leaves a model that it has downloaded."""
+    model = home / "hub" / f"models--{name.replace('/', '--')}"
+    for part in ("blobs", "refs", "snapshots/0123abcd"):
+        (model / part).mkdir(parents=True)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        shutil.copy(file, model / "blobs" / str(number))
+        (model / "snapshots/0123abcd" / file.name).symlink_to(f"../../blobs/{number}")
+    (model / "refs/main").write_text("0123abcd")
 
 
 def train(model, tokens):
@@ -47,6 +67,29 @@ def test_train_save_and_load_in_a_fresh_process(tmp_path):
     for folder, model in models.items():
         outputs = torch.load(folder / "outputs.pt", weights_only=True)
         assert torch.equal(outputs, model(tokens)[0])
+
+
+@torch.no_grad()
+def test_a_folder_that_was_moved_or_downloaded_is_loaded_offline(tmp_path):
+    model, tokens = patch(bert().eval(), "primal", "all", num_directions=5), ids()
+    save_patched(model, tmp_path / "here")
+    put_in_cache(tmp_path / "here", tmp_path / "home", "somebody/patched")
+    moved = shutil.move(tmp_path / "here", tmp_path / "another place")
+    files = tmp_path / "tokens.pt", tmp_path / "outputs.pt"
+    torch.save(tokens, files[0])
+    words = [sys.executable, "-c", LOAD_OFFLINE, *files, moved, "somebody/patched"]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    cleared = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    subprocess.run(words, check=True, timeout=120, cwd=tmp_path, env=cleared | offline)
+    for outputs in torch.load(files[1], weights_only=True):
+        assert torch.equal(outputs, model(tokens)[0])
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "a/b/c", "/nowhere/at all"])
+def test_a_model_that_is_not_there_is_not_looked_for_elsewhere(name, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://localhost:1")
+    with pytest.raises(FileNotFoundError, match=f"at {name}: there is no such folder.*downloads"):
+        load_patched(name)
 
 
 @torch.no_grad()

@@ -59,6 +59,14 @@ def test_lengths_come_from_the_patches():
 
 
 @torch.no_grad()
+def test_models_that_do_not_tell_how_many_patches_there_are():
+    model, x = timm.create_model("pit_ti_224", num_classes=5).eval(), torch.randn(1, 3, 224, 224)
+    assert "max_tokens" not in str(plan(model))
+    y = model(x)
+    assert_close(patch(model, "softmax", "all")(x), y)
+
+
+@torch.no_grad()
 def test_masks():
     attention = patch(build(), "softmax").blocks[-1].attn
     host = build().blocks[-1].attn

@@ -59,9 +59,10 @@ class TimmAttention(PatchedAttention):
 
 def _num_tokens(model: Any) -> int | None:
     """Patches and class tokens of a vision transformer; None of other modules and open sizes."""
-    if getattr(model, "dynamic_img_size", False) or not hasattr(model, "patch_embed"):
+    patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
+    if getattr(model, "dynamic_img_size", False) or not isinstance(patches, int):
         return None
-    return int(model.patch_embed.num_patches) + int(getattr(model, "num_prefix_tokens", 0))
+    return patches + int(getattr(model, "num_prefix_tokens", 0))
 
 
 def _refuse(attention: Any) -> None:
