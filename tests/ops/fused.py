@@ -77,13 +77,14 @@ class Build(NamedTuple):
     name: str
     registers: int
     stack: int  # bytes that did not fit the registers
+    astray: int  # products that read anywhere
     shared: int  # bytes of shared memory
 
 
 def built_for_hopper(program: str, *cases: str) -> list[Build]:
     """What each case would launch on a Hopper GPU, from a file of this folder run as a program."""
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
-    missing = [name for name in ("ptxas", "cuobjdump") if not (tools / name).exists()]
+    missing = [name for name in ("ptxas", "cuobjdump", "nvdisasm") if not (tools / name).exists()]
     if missing:
         pytest.skip(f"this Triton comes without {' and '.join(missing)}")
     result = subprocess.run(
@@ -101,6 +102,10 @@ def built_for_hopper(program: str, *cases: str) -> list[Build]:
 
 
 def assert_fits(build: Build, *, spilled: int = 0) -> None:
-    """No more spilled than so many bytes of a thread, no more shared memory than there is."""
+    """No more spilled than so many bytes of a thread, no more shared memory than there is.
+
+    And no product that reads anywhere.
+    """
+    assert build.astray == 0, build
     assert build.shared <= 227 << 10, build
     assert build.stack <= spilled, build

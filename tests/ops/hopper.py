@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 import triton
+from sass import products_astray
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-Usage = tuple[str, int, int, int]  # name, registers, bytes of stack, bytes of shared memory
+# Name, registers, bytes of stack, products that read anywhere, bytes of shared memory.
+Usage = tuple[str, int, int, int, int]
+_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
 class _Hopper:
@@ -53,16 +56,18 @@ def compiled(launch: Callable[[], Any]) -> list[Usage]:
     return found
 
 
-def _usage(cubin: bytes) -> tuple[int, int]:
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+def _usage(cubin: bytes) -> tuple[int, int, int]:
+    text = _dumped(cubin, "cuobjdump", "--dump-resource-usage")
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    return int(registers), int(stack), products_astray(_dumped(cubin, "nvdisasm", "-c"))
+
+
+def _dumped(cubin: bytes, tool: str, option: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
-    return int(registers), int(stack)
+        command = [_TOOLS / tool, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def tokens(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -18,12 +18,16 @@ def launches(width: int, directions: int, dtype: torch.dtype) -> Callable[[], No
     z, h = torch.zeros(B, N, H, width, dtype=dtype), torch.zeros(B, N, 2, H, S, dtype=dtype)
     c_e, c_r = (part.mT for part in torch.zeros(width, 2 * S).chunk(2, 1))
     side, gram = torch.zeros(B, H, width, S), torch.zeros(B, H, width, width)
+    maps = c_e, c_r, torch.zeros(width)
     counts = token_counts(z, None, torch.zeros(B))
-    inputs = z, z, h, c_e, c_r, torch.zeros(width), side, side, counts, None, "cosine", "cosine"
+    after_others = *maps, side, side, counts
+    alone = *(c.to(dtype) for c in maps), None, None, None
 
     def launch() -> None:
-        *_, states = fused.forward(*inputs, True, True)
-        fused.backward(*inputs, states, z, side, side, gram, gram)
+        for given in (after_others, alone):
+            inputs = z, z, h, *given, None, "cosine", "cosine"
+            *_, states = fused.forward(*inputs, True, True)
+            fused.backward(*inputs, states, z, side, side, gram, gram)
 
     return launch
 
