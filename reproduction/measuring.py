@@ -8,7 +8,6 @@ without training it again.
 
 import argparse
 import csv
-import io
 import multiprocessing as mp
 import os
 import time
@@ -25,7 +24,7 @@ from primal_attention.tasks import Task
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import KEY, Row, add_rows, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, directory_of
-from primal_attention.whole_files import write_text
+from primal_attention.whole_files import write_rows
 
 
 class Trained(NamedTuple):
@@ -150,10 +149,4 @@ def add_numbers(path: Path, rows: list[Row]) -> None:
     keys = {key_in(row) for row in rows}
     kept = [row for row in read_numbers(path) if key_in(row) not in keys]
     merged = sorted([*kept, *rows], key=key_in)
-    columns = dict.fromkeys(name for row in merged for name in row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(merged)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text.getvalue())
+    write_rows(path, merged)

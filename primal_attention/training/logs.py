@@ -6,15 +6,13 @@ killed has neither gaps nor repeats.
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
 from primal_attention.training.order import Plan
 from primal_attention.training.progress import Entry, Progress, Watcher
 from primal_attention.training.recipe import Recipe
-from primal_attention.whole_files import write_text
+from primal_attention.whole_files import write_rows
 
 METRICS, TENSORBOARD = "metrics.csv", "tensorboard"
 
@@ -39,11 +37,7 @@ class MetricsFile(Watcher):
         if not rounds:
             self.path.unlink(missing_ok=True)
             return
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rounds[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rounds)
-        write_text(self.path, text.getvalue())
+        write_rows(self.path, rounds)
 
 
 class TensorBoard(Watcher):

@@ -13,17 +13,13 @@ import torch
 from primal_attention import PrimalAttention, ksvd_loss
 from primal_attention.ops.gpu import uses_fused
 
+from .test_lifecycle import FORMS as ALL_FORMS
+
 ON_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-FORMS = [
-    {"weights": "static"},
-    {"weights": "sampled"},
-    {"weights": "dual"},
-    {"weights": "static", "causal": True},
-    {"weights": "dual", "causal": True},
-]
+FORMS = [form for form in ALL_FORMS if "feature_map" not in form]
 SIZES = [(16, 256), (8, 1024), (2, 4096), (1, 16384), (3, 5003)]  # sequences, tokens
 
 

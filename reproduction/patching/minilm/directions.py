@@ -10,8 +10,6 @@ sentences to learn from, what is measured from those held out.
 """
 
 import argparse
-import csv
-import io
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from primal_attention import patch
 from primal_attention.analysis import spectrum
 from primal_attention.analysis.suggestion import suggestion_from
 from primal_attention.training.results import current_commit
-from primal_attention.whole_files import write_text
+from primal_attention.whole_files import write_rows
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))
 from distill_minilm import NUM_HELD_OUT, load_minilm, split_texts, to_batches, transfer
@@ -122,15 +120,6 @@ def circumstances(arguments: argparse.Namespace) -> Row:
         "torch": torch.__version__,
         "commit": current_commit(),
     }
-
-
-def write_rows(path: Path, rows: list[Row]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text.getvalue())
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ Time of the processor, not of the clock: others may be using the machine. Rows g
 """
 
 import argparse
-import csv
 import statistics
 import time
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from primal_attention.tasks.offline_rl import policy_of
 from primal_attention.training.building import build_model
 from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import current_commit
+from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 MODELS = ("softmax", "primal_plus", "primalformer", "linear", "flow")
@@ -32,14 +33,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "action_time.csv")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with arguments.out.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for model in MODELS:
-            for mode in ("window", "state"):
-                row = [model, mode, arguments.episodes, *fastest(model, mode, arguments)]
-                writer.writerow([*row, torch.__version__, current_commit()])
-                print(*row, flush=True)
+    rows = []
+    for model, mode in product(MODELS, ("window", "state")):
+        row = [model, mode, arguments.episodes, *fastest(model, mode, arguments)]
+        made = [*row, torch.__version__, current_commit()]
+        rows.append(dict(zip(COLUMNS, made, strict=True)))
+        print(*row, flush=True)
+    write_rows(arguments.out, rows)
 
 
 def fastest(model: str, mode: str, arguments: argparse.Namespace) -> list[str]:

@@ -7,7 +7,6 @@ return and remembers nothing. ``bc10`` learns from the tenth of the episodes tha
 """
 
 import argparse
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from primal_attention.tasks.offline_rl import (
 )
 from primal_attention.training.intervals import estimate
 from primal_attention.training.results import current_commit
+from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 WIDTH, STEPS, BATCH, LR = 256, 20_000, 256, 3e-4
@@ -110,14 +110,12 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=10)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with arguments.out.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for name in arguments.names:
-            for row in rows_of(name, arguments):
-                writer.writerow(row)
-                file.flush()
-                print(*row, flush=True)
+    rows = []
+    for name in arguments.names:
+        for row in rows_of(name, arguments):
+            rows.append(dict(zip(COLUMNS, row, strict=True)))
+            print(*row, flush=True)
+        write_rows(arguments.out, rows)
 
 
 if __name__ == "__main__":

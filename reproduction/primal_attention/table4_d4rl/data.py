@@ -6,12 +6,12 @@ Read from the sets themselves, which keep what they were made with. The row of a
 """
 
 import argparse
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 
 from primal_attention.tasks.offline_rl import RL_SETS, environment_of, load_rl
 from primal_attention.training.results import current_commit
+from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 COLUMNS = (
@@ -27,8 +27,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "data.csv")
     arguments = parser.parse_args()
     rows = [row for name in arguments.names for row in rows_of(name, arguments.data)]
-    with arguments.out.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+    write_rows(arguments.out, [dict(zip(COLUMNS, row, strict=True)) for row in rows])
 
 
 def rows_of(name: str, folder: Path | None) -> Iterator[list[object]]:

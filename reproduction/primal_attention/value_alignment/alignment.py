@@ -9,8 +9,6 @@ theoretical vectors. The columns are those of docs/analysis.md.
 """
 
 import argparse
-import csv
-import io
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ from primal_attention.training.cases import task_of
 from primal_attention.training.loop import device_name
 from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import current_commit, settings_of
-from primal_attention.whole_files import write_text
+from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -129,15 +127,6 @@ def measured(subject: Subject) -> Iterator[Row]:
                 "torch": torch.__version__,
                 "commit": current_commit(),
             }
-
-
-def write_rows(path: Path, rows: list[Row]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text.getvalue())
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ read with them, forward alone. Rows go to cost.csv.
 """
 
 import argparse
-import csv
-import io
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from primal_attention import build_attention
 from primal_attention.training.loop import device_name
 from primal_attention.training.results import current_commit
-from primal_attention.whole_files import write_text
+from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 DIM, HEADS, SCALES = 512, 8, [1, 1, 2, 2, 4, 4, 8, 8]
@@ -125,15 +123,6 @@ def operations(name: str, tokens: int) -> float:
     if name.startswith("softmax"):
         return projections + 4 * tokens * keys * channels
     return projections + 2 * (keys + tokens * HEADS) * channels * (channels + 1)
-
-
-def write_rows(path: Path, rows: list[Row]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text.getvalue())
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ output, and that of its output less the mean over all tokens: the part that depe
 """
 
 import argparse
-import csv
-import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from primal_attention.training.cases import task_of
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import current_commit, key_of
-from primal_attention.whole_files import write_text
+from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 SERIES, DECISIONS = "uea/JapaneseVowels", "rl/hopper-medium"
@@ -117,15 +115,6 @@ def last_layer(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 def norm(x: Tensor) -> str:
     """The mean over tokens of the norms of x [T, D]."""
     return f"{float(x.norm(dim=-1).mean()):.4f}"
-
-
-def write_rows(path: Path, rows: list[Row]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text.getvalue())
 
 
 if __name__ == "__main__":
