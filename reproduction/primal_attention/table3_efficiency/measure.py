@@ -15,8 +15,8 @@ import statistics
 import sys
 import time
 import tomllib
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -37,20 +37,21 @@ NUM_TOKENS = {"listops": 2048, "text": 4096, "retrieval": 4096, "image": 1024, "
 CLASSES = {"listops": 10, "image": 10}  # the others have two
 IMAGES = ("image", "pathfinder")
 WARM_UP, BLOCKS = 10, 5
+AHEAD = 3  # processes that start up while one measures
 
 
 def main() -> None:
     arguments = parse_arguments()
-    for recipe in recipes():
-        if selected(recipe, arguments.select):
-            changed = recipe.with_settings(arguments.set)
-            try:
-                row = apart(measured, changed, arguments.steps)
-            except (RuntimeError, ValueError) as error:  # the others go on
-                print(f"{recipe.task} {recipe.model} failed: {error}", flush=True)
-                continue
-            add_rows(arguments.out / "results.csv", [row], more=["peak_gb"])
-            print(told(row), flush=True)
+    chosen = [recipe for recipe in recipes() if selected(recipe, arguments.select)]
+    changed = [recipe.with_settings(arguments.set) for recipe in chosen]
+    for recipe, future in apart(measured, changed, arguments.steps):
+        try:
+            row = future.result()
+        except (RuntimeError, ValueError) as error:  # the others go on
+            print(f"{recipe.task} {recipe.model} failed: {error}", flush=True)
+            continue
+        add_rows(arguments.out / "results.csv", [row], more=["peak_gb"])
+        print(told(row), flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -62,10 +63,26 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def apart(function: Callable[[Recipe, int], Row], recipe: Recipe, steps: int) -> Row:
-    """In a process of its own, so that nothing is counted that another model has left behind."""
-    with ProcessPoolExecutor(1, mp.get_context("spawn")) as pool:
-        return pool.submit(function, recipe, steps).result()
+def apart(
+    measure: Callable[[Recipe, int], Row], chosen: Sequence[Recipe], steps: int
+) -> Iterator[tuple[Recipe, Future[Row]]]:
+    """Each in a process of its own, so that nothing is counted that another model has left behind.
+
+    One has the GPU at a time; the next ones start up meanwhile.
+    """
+    ready = [start_up() for _ in chosen[:AHEAD]]
+    for index, recipe in enumerate(chosen):
+        if index + AHEAD < len(chosen):
+            ready.append(start_up())
+        with ready.pop(0) as pool:
+            yield recipe, pool.submit(measure, recipe, steps)
+
+
+def start_up() -> ProcessPoolExecutor:
+    """A process that imports all this while others measure."""
+    pool = ProcessPoolExecutor(1, mp.get_context("spawn"))
+    pool.submit(device_name, torch.device("cpu"))
+    return pool
 
 
 def measured(recipe: Recipe, steps: int) -> Row:
