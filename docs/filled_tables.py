@@ -12,6 +12,7 @@ from primal_attention.training.tables import (
     RESULTS,
     Table,
     fill,
+    other_schedules,
     read_expected,
 )
 
@@ -34,7 +35,11 @@ def filled_table(folder: Path) -> str:
     table = fill(expected, rows, columns=list(dict.fromkeys(columns)))
     parts = [grid(table, source) for source in table.sources]
     title = expected.title.partition(": ")[2]
-    return "\n\n".join([f"\n\n## The numbers: {title}", *filter(None, parts), NOTE]) + "\n"
+    schedules = other_schedules(table)
+    note = (
+        f"{NOTE} Schedules that are not the paper's: {', '.join(schedules)}." if schedules else NOTE
+    )
+    return "\n\n".join([f"\n\n## The numbers: {title}", *filter(None, parts), note]) + "\n"
 
 
 def grid(table: Table, source: str) -> str:

@@ -20,6 +20,7 @@ from primal_attention.training.tables import (
     Table,
     fill,
     find_expected,
+    other_schedules,
     read_expected,
     why_left_out,
 )
@@ -183,6 +184,9 @@ def _notes(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str
         + (" The paper's protocol selects on the test cases." if on_test else ""),
         f"Averages are over what every column has: {', '.join(common) or 'nothing'}.",
     ]
+    schedules = other_schedules(table)
+    if schedules:
+        notes.append(f"Schedules that are not the paper's: {', '.join(schedules)}.")
     hidden = [table.heading(each) for each in table.expected.headings if each not in table.columns]
     if hidden:
         notes.append(f"Columns without runs are not shown: {', '.join(hidden)}.")

@@ -112,6 +112,7 @@ class Table:
     expected: Expected
     columns: tuple[str, ...]
     cells: Mapping[tuple[Key, str], Cell]
+    counted: tuple[Row, ...]  # runs that are in a cell
     left_out: tuple[Row, ...]  # runs under its protocols that belong to no cell
 
     @property
@@ -183,8 +184,9 @@ def fill(
         column for column in known if any(cells[key, column].ours for key in expected.keys)
     )
     of_protocols = [row for row in runs if row["protocol"] in expected.protocols]
+    counted = tuple(row for row in of_protocols if id(row) in used)
     left_out = tuple(row for row in of_protocols if id(row) not in used)
-    return Table(expected, shown or tuple(expected.headings), cells, left_out)
+    return Table(expected, shown or tuple(expected.headings), cells, counted, left_out)
 
 
 def printed_number(expected: Expected, recipe: Recipe) -> float | None:
@@ -207,6 +209,20 @@ def printed_in(suite: Path, recipe: Recipe) -> tuple[float, str] | None:
         if number is not None:
             return number, expected.title.partition(":")[0]
     return None
+
+
+def other_schedules(table: Table) -> list[str]:
+    """What was trained for another time than in its recipe: "8750 of 35000 steps (image)"."""
+    found: dict[str, dict[str, None]] = {}
+    for row in table.counted:
+        task, model = f"{table.expected.domain}/{row['dataset']}", row["model"]
+        recipe, plain = find_recipe(task, model, row["protocol"]), Recipe(task, model)
+        unit = "epochs" if recipe.steps is None else "steps"
+        ran = _as_dict(row["settings"], model).get(unit, _text(getattr(plain, unit)))
+        whole = _text(getattr(recipe, unit))
+        if ran != whole:
+            found.setdefault(f"{ran} of {whole} {unit}", {})[row["dataset"]] = None
+    return [f"{schedule} ({', '.join(names)})" for schedule, names in found.items()]
 
 
 def why_left_out(expected: Expected, row: Row) -> str:

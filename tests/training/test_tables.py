@@ -2,6 +2,7 @@
 
 import importlib.util
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from primal_attention.training.results import COLUMNS, key_of
 from primal_attention.training.tables import (
     fill,
     find_expected,
+    other_schedules,
     printed_number,
     read_expected,
     why_left_out,
@@ -75,13 +77,26 @@ def test_a_row_that_the_paper_does_not_have():
     assert table.average("softmax", "printed") == 37.1
 
 
-def test_a_shortened_schedule_is_shown_when_it_is_asked_for():
+def test_a_shortened_schedule_is_shown_and_told():
+    """In tables that allow for it; that of the recipe is not told."""
     table2 = read_expected(find_expected("lra", REPRODUCTION))
     short = row(find_recipe("lra/image", "softmax", "paper").with_settings(["steps=8000"]), 40.0)
-    table = fill(table2, [short])
-    assert table.left_out == (short,)
-    assert why_left_out(table2, short) == "steps=8000"
-    assert ours(fill(table2, [short], settings=["steps=8000"]), "image", "softmax").mean == 40.0
+    whole = row(find_recipe("lra/listops", "softmax", "paper"), 30.0)
+    table = fill(table2, [short, whole])
+    assert table.left_out == ()
+    assert ours(table, "image", "softmax").mean == 40.0
+    assert other_schedules(table) == ["8000 of 35000 steps (image)"]
+
+
+def test_schedules_that_are_counted_in_epochs():
+    short = replace(TABLE1, free=frozenset({"epochs"}))
+    runs = [
+        row(recipe("epochs=7", name="Heartbeat")),
+        row(recipe("epochs=7", name="Handwriting")),
+        row(recipe(name="JapaneseVowels")),
+    ]
+    assert other_schedules(fill(short, runs)) == ["7 of 100 epochs (Heartbeat, Handwriting)"]
+    assert other_schedules(fill(TABLE1, runs)) == []
 
 
 def test_the_tables_agree_with_each_other():
