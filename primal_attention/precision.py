@@ -28,6 +28,14 @@ def accumulate(tensor: Tensor) -> Tensor:
     return tensor.to(accumulation_dtype(tensor.dtype))
 
 
+def operand_dtype(of_tokens: torch.dtype, of_matrix: torch.dtype) -> torch.dtype:
+    """The dtype in which a matrix is kept that meets tokens in products alone.
+
+    Products of bfloat16 round it to bfloat16 anyway, which has the range of float32.
+    """
+    return torch.bfloat16 if of_tokens == torch.bfloat16 else of_matrix
+
+
 def without_autocast(device: torch.device) -> torch.autocast:
     """A context in which operations keep the dtype of their operands."""
     return torch.autocast(device.type, enabled=False)

@@ -89,7 +89,7 @@ def summed(total: Tensor | None, z: Tensor, shares: Shares) -> Iterator[Tensor |
     B, _, H, _ = z.shape
     batched = total.ndim == 4
     alone = shares.splits == 1 if batched else B * shares.splits == 1
-    if alone and total.is_contiguous() and total.dtype == torch.float32:
+    if alone and total.is_contiguous():
         yield total
         return
     shape = (B, shares.splits, H, *total.shape[-2:])

@@ -78,6 +78,7 @@ def side_backward(
     total = torch.zeros(w.shape, dtype=w.dtype, device=w.device) if d_w is None else d_w
     if c is None or da is None:
         return w.new_empty(w.shape).copy_(total), _like(w, c).zero_()
+    da = accumulate(da)
     total = total + da @ accumulate(c).mT
     dc = accumulate(w).flatten(0, -2).mT @ da.flatten(0, -2)
     return total.to(w.dtype), _like(w, c).copy_(dc)

@@ -20,7 +20,7 @@ from primal_attention.ops.projected.frame import given_or_empty, project, projec
 from primal_attention.ops.running_mean import chunked as running_mean
 from primal_attention.ops.running_mean import token_counts
 from primal_attention.ops.sampled import composed as sampled
-from primal_attention.precision import accumulation_dtype
+from primal_attention.precision import accumulation_dtype, operand_dtype
 
 
 class Passes(NamedTuple):
@@ -60,7 +60,7 @@ def compose_forward(
         z = qk.flatten(2, 3)  # side by side they are heads of one tensor
         means, _ = passes.means(z, None, passes.counts(z, token_mask), token_mask)
         qk = means.view(qk.shape)
-    e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale)
+    e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale, weight.dtype)
     sides = given_side(a_e, c_e), given_side(a_r, c_r)
     out, gram_q, gram_k = passes.attend(*qk.unbind(2), *sides, bias, token_mask, *options)
     return out, gram_q, gram_k, e, r, tokens, qk, a_e, a_r
@@ -146,12 +146,19 @@ def weights_in_pieces(
     c_e: Tensor | None,
     c_r: Tensor | None,
     scale: float,
+    dtype: torch.dtype,  # of the projection
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
     if index is not None:
-        return sampled.forward_composed(x, index, w_e, w_r, c_e, c_r, scale)
+        e, r, a_e, a_r = sampled.forward_composed(x, index, w_e, w_r, c_e, c_r, scale)
+        return e, r, as_operand(a_e, c_e, dtype), as_operand(a_r, c_r, dtype)
     e, r = (w.new_empty(w.shape, dtype=accumulation_dtype(w.dtype)).copy_(w) for w in (w_e, w_r))
     return e, r, *collapse_composed(e, r, c_e, c_r)
+
+
+def as_operand(a: Tensor, c: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A_e or A_r of one sequence as it is kept; as it is where its side is not output."""
+    return a if c is None else a.to(operand_dtype(dtype, a.dtype))
 
 
 def column_sum_in_pieces(rows: Tensor) -> Tensor:

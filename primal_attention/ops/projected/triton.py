@@ -27,7 +27,7 @@ from primal_attention.ops.projected.passes import (
 from primal_attention.ops.running_mean import triton as running_mean
 from primal_attention.ops.sampled import triton as sampled
 from primal_attention.ops.triton_launch import DOTS, PRODUCTS
-from primal_attention.precision import exact
+from primal_attention.precision import exact, operand_dtype
 
 
 def takes(
@@ -42,14 +42,16 @@ def takes(
 
 
 def weights(
-    precision: str, x: Tensor, index: Tensor | None, w_e: Tensor, w_r: Tensor, *rest: Any
+    x: Tensor, index: Tensor | None, w_e: Tensor, w_r: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
-    c_e, c_r, scale = rest
+    c_e, c_r, scale, dtype = rest
+    precision = PRODUCTS[dtype]
     if index is None and collapse.takes(w_e, w_r, c_e, c_r):
         return collapse.forward_with_weights(w_e, w_r, c_e, c_r, precision)
     if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
-        return sampled.forward(x, index, w_e, w_r, c_e, c_r, scale, precision)
+        of_a = operand_dtype(dtype, torch.float32)
+        return sampled.forward(x, index, w_e, w_r, c_e, c_r, scale, precision, of_a)
     return weights_in_pieces(x, index, w_e, w_r, *rest)
 
 
@@ -151,7 +153,7 @@ def fused_passes(dtype: torch.dtype) -> Passes:
     """The passes for a projection in this dtype."""
     return Passes(
         running_mean.counts_if_masked,
-        partial(weights, PRODUCTS[dtype]),
+        weights,
         primal.forward,
         write_gradients,
         column_sum,

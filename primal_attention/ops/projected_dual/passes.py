@@ -17,6 +17,7 @@ from primal_attention.ops.moment import chunked as moment
 from primal_attention.ops.primal.chunked import forward_in_pieces, write_gradients
 from primal_attention.ops.projected.frame import given_or_empty, project, projection_gradients
 from primal_attention.ops.projected.passes import (
+    as_operand,
     column_sum_in_pieces,
     empty_like,
     given_side,
@@ -33,8 +34,7 @@ from primal_attention.ops.projected_dual.reference import (
 class DualPasses(NamedTuple):
     """One way to compute them."""
 
-    weights: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # W_e, W_r, A_e and A_r
-    attend: Callable[..., tuple[Tensor, Tensor, Tensor]]  # outputs and Gram matrices
+    attend: Callable[..., tuple[Tensor, ...]]  # outputs, Gram matrices, W_e, W_r, A_e and A_r
     write_gradients: Callable[..., tuple[Tensor, Tensor]]  # of what stands in the rows; of C
     column_sum: Callable[[Tensor], Tensor]  # of the gradients of what was projected
 
@@ -79,10 +79,8 @@ def compose_forward(
     rows, tokens = project(x, weight, shift)
     heads = heads_of(rows, num_heads, directions_of(c_e, c_r))
     inverse_n = inverse_counts(x, token_mask, weight.dtype)
-    options = token_mask, map_q, map_k
-    e, r, a_e, a_r = passes.weights(heads, c_e, c_r, inverse_n, *options)
-    sides = given_side(a_e, c_e), given_side(a_r, c_r)
-    out, g_q, g_k = passes.attend(heads.q, heads.k, *sides, bias, *options, gram_q, gram_k)
+    options = token_mask, map_q, map_k, gram_q, gram_k
+    out, g_q, g_k, e, r, a_e, a_r = passes.attend(heads, c_e, c_r, bias, inverse_n, *options)
     return out, g_q, g_k, e, r, tokens, rows, a_e, a_r, inverse_n
 
 
@@ -131,6 +129,27 @@ def compose_backward(
     return dx, d_weight, d_shift, dc_e, dc_r, d_bias
 
 
+def attend_after(
+    weights: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]],  # W_e, W_r, A_e and A_r
+    attend: Callable[..., tuple[Tensor, Tensor, Tensor]],  # outputs and Gram matrices
+    heads: Heads,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    inverse_n: Tensor,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    gram_q: bool,
+    gram_k: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Outputs and Gram matrices after the weights, which come back too."""
+    options = token_mask, map_q, map_k
+    e, r, a_e, a_r = weights(heads, c_e, c_r, inverse_n, *options)
+    sides = given_side(a_e, c_e), given_side(a_r, c_r)
+    return *attend(heads.q, heads.k, *sides, bias, *options, gram_q, gram_k), e, r, a_e, a_r
+
+
 def weights_in_pieces(
     heads: Heads,
     c_e: Tensor | None,
@@ -145,7 +164,9 @@ def weights_in_pieces(
     r = moment.forward_in_pieces(heads.q, heads.h_e, token_mask, map_q)
     for total in (e, r):
         total *= inverse_n[:, None, None, None]
-    return e, r, *collapse_composed(e, r, c_e, c_r)
+    a_e, a_r = collapse_composed(e, r, c_e, c_r)
+    dtype = heads.q.dtype
+    return e, r, as_operand(a_e, c_e, dtype), as_operand(a_r, c_r, dtype)
 
 
 def write_apart(
@@ -189,8 +210,7 @@ def moments(
 
 
 IN_PIECES = DualPasses(
-    weights_in_pieces,
-    forward_in_pieces,
+    partial(attend_after, weights_in_pieces, forward_in_pieces),
     partial(write_apart, write_gradients, add_gradients_in_pieces),
     column_sum_in_pieces,
 )

@@ -84,6 +84,7 @@ def forward(
     c_r: Tensor | None,
     scale: float,
     precision: str | None = None,  # of the products; None: by the dtype of x
+    of_a: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
     precision = precision or PRODUCTS[x.dtype]
@@ -92,7 +93,9 @@ def forward(
     B, (H, M, _) = x.shape[0], w_e.shape
     sides = _sides(B * H * sizes.tiles)
     e, r = (x.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
-    a_e, a_r = (x.new_empty(0) if c is None else e.new_empty((B, H, P, C)) for c in (c_e, c_r))
+    a_e, a_r = (
+        x.new_empty(0) if c is None else x.new_empty((B, H, P, C), dtype=of_a) for c in (c_e, c_r)
+    )
     rows = readable(rearrange(x, "b n (h p) -> b n h p", h=H))
     with device_of(x):
         weight_blocks[(B * H, sizes.tiles, 2 // sides)](
@@ -176,7 +179,7 @@ def _add_rows(
     P, S, _, tile, block, _ = sizes
     B, (H, M, _) = d_rows.shape[0], w_e.shape
     with device_of(d_rows):
-        row_blocks[(B * H, -(-M // _NEARBY), sizes.tiles)](
+        row_blocks[(B * H * -(-M // _NEARBY), sizes.tiles)](
             index, *contiguous(w_e, w_r), *totals, d_rows, strides(d_rows), H,
             M, P, S, _NEARBY, padded(M), tile, block, precision,
             num_warps=_NEARBY_WARPS, num_stages=1,
