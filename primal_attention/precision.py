@@ -8,8 +8,9 @@ ordinary ``nn.Linear`` layers, follow it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,9 +37,11 @@ def operand_dtype(of_tokens: torch.dtype, of_matrix: torch.dtype) -> torch.dtype
     return torch.bfloat16 if of_tokens == torch.bfloat16 else of_matrix
 
 
-def without_autocast(device: torch.device) -> torch.autocast:
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which operations keep the dtype of their operands."""
-    return torch.autocast(device.type, enabled=False)
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def exact(function: Callable[P, R]) -> Callable[P, R]:

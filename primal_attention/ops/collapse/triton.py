@@ -12,8 +12,9 @@ from torch import Tensor
 
 from primal_attention.ops.collapse.triton_blocks import collapse_blocks, total_blocks
 from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import padded
-from primal_attention.ops.triton_launch import DOTS, PRODUCTS, contiguous, device_of, warps_of
+from primal_attention.ops.triton_launch import DOTS, PRODUCTS, contiguous, warps_of
 
 _TILE = 64  # rows of W that one program takes, at most
 

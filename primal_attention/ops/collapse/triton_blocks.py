@@ -8,9 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import load_matrix, load_operand, product
 
 
+@launched
 @triton.jit
 def collapse_blocks(
     w_e, w_r, c_e, c_r, given_e, given_r, a_e, a_r, c_e_strides, c_r_strides,
@@ -50,6 +52,7 @@ def store_side(
             store_block(a + matrix * (P * C), projected, row, column, P, C)
 
 
+@launched
 @triton.jit
 def total_blocks(
     c_e, c_r, w_e, w_r, d_e, d_r, da_e, da_r, total_e, total_r, dc_e, dc_r,

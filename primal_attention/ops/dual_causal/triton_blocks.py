@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import features, inverse_norms, scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
@@ -155,6 +156,7 @@ def read_from(base, far, far_factor, far_rows, far_side, PRECISION: tl.constexpr
     return product(past(kernel_matrix), far_rows, read, PRECISION)
 
 
+@launched
 @triton.jit
 def segment_sums(
     z, h, mask, moments, gram, strides, h_strides, N, H, number, tokens,
@@ -184,6 +186,7 @@ def segment_sums(
         store_matrix(gram, program, sum_phi, P, P)
 
 
+@launched
 @triton.jit
 def segment_gradients(
     q, k, c_e, c_r, counts, mask, d_out, dq_moments, dk_moments,
@@ -229,6 +232,7 @@ def segment_gradients(
         store_matrix(dq_moments, program, times(sum_k, tl.trans(map_r), PRECISION), P, S)
 
 
+@launched
 @triton.jit(do_not_specialize=["number", "size", "gram_size"])
 def running_sums(
     start_0, moments_0, result_0, parts_0, gram_0, start_1, moments_1, result_1, parts_1, gram_1,

@@ -27,6 +27,7 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     store_rows,
     times,
 )
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import by_eight, pull_back, scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
@@ -42,6 +43,7 @@ from primal_attention.ops.triton_sums import (
 )
 
 
+@launched
 @triton.jit
 def backward_walk(
     q, k, h_e, h_r, c_e, c_r, counts, mask, inverse_n, states, d_out, dq_after, dk_after,

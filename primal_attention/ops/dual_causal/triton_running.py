@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from primal_attention.ops.dual_causal.triton_blocks import running_sums
-from primal_attention.ops.triton_launch import device_of
+from primal_attention.ops.gpu import device_of
 
 _ENTRIES = 2048  # of all segments, that a program has at once
 

@@ -19,6 +19,7 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     share_of,
     store_rows,
 )
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
@@ -33,6 +34,7 @@ from primal_attention.ops.triton_sums import (
 )
 
 
+@launched
 @triton.jit
 def forward_walk(
     q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask, inverse_n,

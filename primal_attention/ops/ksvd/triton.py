@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.ksvd.triton_blocks import energy_blocks, gradient_blocks, mean_block
 from primal_attention.ops.launch import padded
-from primal_attention.ops.triton_launch import PRODUCTS, contiguous, device_of, warps_of
+from primal_attention.ops.triton_launch import PRODUCTS, contiguous, warps_of
 
 _BLOCK = 64  # rows and columns of a Gram matrix that are multiplied at once, at most
 _TILE = 32  # directions, at most

@@ -11,12 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import load_matrix, product
 
 # Arguments whose values make no difference to the code.
 SIZES = ["B", "H"]
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def energy_blocks(
     gram_q, gram_k, w_e, w_r, lambda_diag, num_queries, num_keys, energies, parts,
@@ -81,6 +83,7 @@ def _diagonal(lambda_diag, h, s, S: tl.constexpr, LAMBDA_SQUARED: tl.constexpr):
     return diagonal * diagonal if LAMBDA_SQUARED else diagonal
 
 
+@launched
 @triton.jit(do_not_specialize=[*SIZES, "number"])
 def mean_block(
     parts, trace, num_queries, num_keys, mean, slopes, B, H, number,
@@ -130,6 +133,7 @@ def _mean_of(trace, H, BLOCK: tl.constexpr):
     return tl.sum(total, 0) / H
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def gradient_blocks(
     gram_q, gram_k, w_e, w_r, lambda_diag, num_queries, num_keys, slopes, energies, d_mean,
@@ -252,6 +256,7 @@ def _sums_over_sequences(
         tl.store(d_trace + h, -scale * tl.sum(total, 0))
 
 
+@launched
 @triton.jit(do_not_specialize=["number"])
 def trace_blocks(w_e, w_r, trace, number, BLOCK: tl.constexpr):
     """The sum of the products of one head's numbers."""
@@ -264,6 +269,7 @@ def trace_blocks(w_e, w_r, trace, number, BLOCK: tl.constexpr):
     tl.store(trace + h, tl.sum(total, 0))
 
 
+@launched
 @triton.jit(do_not_specialize=["number"])
 def trace_gradient_blocks(w_e, w_r, d_trace, dw_e, dw_r, number, BLOCK: tl.constexpr):
     """One head's trace gradient times the weights of the other side."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import (
     LENGTHS,
     features,
@@ -29,6 +30,7 @@ from primal_attention.ops.triton_maps import (
 )
 
 
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def moment_blocks(
     z, values, mask, inverse_n, moment, z_strides, value_strides, N, H, splits, tokens,
@@ -67,6 +69,7 @@ def summed_moment(
     return total
 
 
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def pull_back_blocks(
     z, values, matrix, d_gram, mask, inverse_n, dz, d_values,

@@ -28,8 +28,8 @@ from primal_attention.ops.chunks import (
 )
 from primal_attention.ops.collapse import collapse
 from primal_attention.ops.features import features_of
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.op import Op
 from primal_attention.ops.primal.piece_gradients import d_features, d_outputs, twice
 from primal_attention.ops.primal.reference import PrimalResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -282,14 +282,17 @@ def in_one_piece(
     return out.to(q.dtype), grams[0], grams[1]
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::primal_forward", forward_in_pieces, mutates_args=()
+_forward = Op(
+    "primal_forward",
+    forward_in_pieces,
+    empty_outputs,
+    fused="primal_attention.ops.primal.triton.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::primal_backward", backward_in_pieces, mutates_args=()
+_backward = Op(
+    "primal_backward",
+    backward_in_pieces,
+    _empty_gradients,
+    fused="primal_attention.ops.primal.triton.backward",
 )
-_forward.register_fake(empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_forward, forward_in_pieces, "primal_attention.ops.primal.triton", "forward")
-on_gpu(_backward, backward_in_pieces, "primal_attention.ops.primal.triton", "backward")

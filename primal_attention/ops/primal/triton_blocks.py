@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import (
     LENGTHS,
     by_eight,
@@ -31,6 +32,7 @@ from primal_attention.ops.triton_maps import (
 from primal_attention.ops.triton_sums import counted
 
 
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def forward_blocks(
     q, k, a_e, a_r, bias, mask, out, gram_q, gram_k,
@@ -129,6 +131,7 @@ def _projection(
     return fitted(matrix, DOT)
 
 
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_blocks(
     q, k, a_e, a_r, mask, counts, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias, sums,

@@ -106,14 +106,7 @@ def _empty_gradients(
 
 
 forward_composed = partial(compose_forward, IN_PIECES)
-
-
-def backward_composed(*inputs: Any) -> tuple[Tensor, ...]:
-    """Gradients of the first eight inputs, never written over what is spent."""
-    *given, _ = inputs
-    return compose_backward(IN_PIECES, *(*given, False))
-
-
+backward_composed = partial(compose_backward, IN_PIECES)
 _forward = node.register(
     "projected",
     node.Signature(

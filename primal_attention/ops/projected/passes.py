@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse.composed import collapse_composed, side_backward
@@ -35,6 +34,8 @@ class Passes(NamedTuple):
     means: Callable[..., tuple[Tensor, Tensor]]  # over the tokens up to each
     # Of queries and keys before the means, with their column sum; the others are written.
     mean_gradients: Callable[..., tuple[Tensor, Tensor]]
+    # Whether the gradients of q, k, A_e and A_r may be written over these.
+    takes_places: Callable[[Tensor, Tensor | None, Tensor | None], bool]
 
 
 def compose_forward(
@@ -55,7 +56,7 @@ def compose_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The five outputs; then what the backward pass needs: tokens, queries and keys, A_e, A_r."""
     rows, tokens = project(x, weight, shift)
-    qk = rearrange(rows, "b n (two h p) -> b n two h p", two=2, h=w_e.shape[0])
+    qk = torch.unflatten(rows, -1, (2, w_e.shape[0], -1))  # [B, N, 2, H, P]
     if causal:
         z = qk.flatten(2, 3)  # side by side they are heads of one tensor
         means, _ = passes.means(z, None, passes.counts(z, token_mask), token_mask)
@@ -100,13 +101,14 @@ def compose_backward(
     d_r: Tensor | None,
     of_x: bool,
     of_weight: bool,
-    over: bool,
+    spent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first eight inputs; empty where they are not given or not wanted.
 
-    Those of q, k, A_e and A_r are written over them where that is said.
+    Those of q, k, A_e and A_r are written over them where these are spent and the passes can.
     """
     sides = given_side(a_e, c_e), given_side(a_r, c_r)
+    over = spent and passes.takes_places(qk, *sides)
     d_qk = qk if over else torch.empty_like(qk)
     da_e, da_r = (a if over and a is not None else empty_like(qk, a) for a in sides)
     d_bias = empty_like(qk, bias)
@@ -211,6 +213,11 @@ def add_gradients_in_pieces(
     return dw_e, dw_r, dc_e, dc_r
 
 
+def takes_no_places(*tensors: Any) -> bool:
+    """Pieces are read again after others were written."""
+    return False
+
+
 IN_PIECES = Passes(
     partial(token_counts, before=None),
     weights_in_pieces,
@@ -220,4 +227,5 @@ IN_PIECES = Passes(
     add_gradients_in_pieces,
     running_mean.forward_in_pieces,
     mean_gradients_in_pieces,
+    takes_no_places,
 )

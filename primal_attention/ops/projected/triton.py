@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse import triton as collapse
@@ -142,7 +141,7 @@ def add_gradients(
     if index is None and collapse.takes(w_e, w_r, c_e, c_r):
         return collapse.backward(w_e, w_r, c_e, c_r, da_e, da_r, d_e, d_r, precision)
     if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
-        d_rows = None if dx is None else rearrange(dx, "b n (h p) -> b n h p", h=w_e.shape[0])
+        d_rows = None if dx is None else torch.unflatten(dx, -1, (w_e.shape[0], -1))
         return sampled.add_gradients(
             x, index, w_e, w_r, c_e, c_r, scale, *given, d_rows, precision=precision
         )
@@ -160,6 +159,7 @@ def fused_passes(dtype: torch.dtype) -> Passes:
         partial(add_gradients, PRODUCTS[dtype]),
         running_mean.forward,
         mean_gradients,
+        primal.takes_one_pass,
     )
 
 
@@ -171,12 +171,5 @@ def forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 @exact
 def backward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Gradients of the first eight inputs; empty where they are not given or not wanted.
-
-    Those of q, k, A_e and A_r are written over these where they are spent and one pass reads and
-    writes all of them.
-    """
-    *given, spent = rest
-    qk, a_e, a_r = given[15:18]
-    over = spent and primal.takes_one_pass(qk, a_e, a_r)
-    return compose_backward(fused_passes(weight.dtype), x, weight, *(*given, over))
+    """Gradients of the first eight inputs; empty where they are not given or not wanted."""
+    return compose_backward(fused_passes(weight.dtype), x, weight, *rest)

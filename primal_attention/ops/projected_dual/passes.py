@@ -21,6 +21,7 @@ from primal_attention.ops.projected.passes import (
     column_sum_in_pieces,
     empty_like,
     given_side,
+    takes_no_places,
     used,
 )
 from primal_attention.ops.projected_dual.reference import (
@@ -37,6 +38,8 @@ class DualPasses(NamedTuple):
     attend: Callable[..., tuple[Tensor, ...]]  # outputs, Gram matrices, W_e, W_r, A_e and A_r
     write_gradients: Callable[..., tuple[Tensor, Tensor]]  # of what stands in the rows; of C
     column_sum: Callable[[Tensor], Tensor]  # of the gradients of what was projected
+    # Whether the gradients of what stands in the rows may be written over it.
+    takes_places: Callable[[Heads, Tensor | None, Tensor | None], bool]
 
 
 class Backward(NamedTuple):
@@ -110,18 +113,20 @@ def compose_backward(
     d_r: Tensor | None,
     of_x: bool,
     of_weight: bool,
-    over: bool,
+    spent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first six inputs; empty where they are not given or not wanted.
 
-    Those of the rows are written over them where that is said.
+    Those of the rows are written over them where these are spent and the passes can.
     """
     sides, d_outputs = (given_side(a_e, c_e), given_side(a_r, c_r)), (d_out, d_gram_q, d_gram_k)
     options = token_mask, map_q, map_k
     given = Backward(c_e, c_r, bias, *options, e, r, *sides, inverse_n, *d_outputs, d_e, d_r)
-    d_rows = rows if over else torch.empty_like(rows)
-    d_bias = empty_like(rows, bias)
-    heads, d_heads = (heads_of(t, num_heads, directions_of(c_e, c_r)) for t in (rows, d_rows))
+    heads = d_heads = heads_of(rows, num_heads, directions_of(c_e, c_r))
+    d_rows, d_bias = rows, empty_like(rows, bias)
+    if not spent or not passes.takes_places(heads, c_e, c_r):
+        d_rows = torch.empty_like(rows)
+        d_heads = heads_of(d_rows, num_heads, directions_of(c_e, c_r))
     dc_e, dc_r = passes.write_gradients(heads, given, d_heads, d_bias)
     d_shift = None if shift is None else passes.column_sum(d_rows.flatten(0, 1))
     d_projection = projection_gradients(x, weight, tokens, d_rows, of_x=of_x, of_weight=of_weight)
@@ -213,4 +218,5 @@ IN_PIECES = DualPasses(
     partial(attend_after, weights_in_pieces, forward_in_pieces),
     partial(write_apart, write_gradients, add_gradients_in_pieces),
     column_sum_in_pieces,
+    takes_no_places,
 )

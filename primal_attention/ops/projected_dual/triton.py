@@ -14,6 +14,7 @@ from torch import Tensor
 from primal_attention.ops.collapse import triton as collapse
 from primal_attention.ops.column_sum.triton import column_sum
 from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import mask_bytes, padded
 from primal_attention.ops.moment import triton as moment
 from primal_attention.ops.primal import triton as primal
@@ -29,7 +30,7 @@ from primal_attention.ops.projected_dual.passes import (
     weights_in_pieces,
     write_apart,
 )
-from primal_attention.ops.projected_dual.reference import Heads, directions_of, heads_of
+from primal_attention.ops.projected_dual.reference import Heads, directions_of
 from primal_attention.ops.projected_dual.triton_blocks import row_gradient_blocks, sum_blocks
 from primal_attention.ops.projected_dual.triton_whole import whole_blocks, whole_gradient_blocks
 from primal_attention.ops.triton_launch import (
@@ -37,7 +38,6 @@ from primal_attention.ops.triton_launch import (
     PRODUCTS,
     Config,
     contiguous,
-    device_of,
     readable,
     shares_of,
     strides,
@@ -302,6 +302,7 @@ def fused_passes(dtype: torch.dtype) -> DualPasses:
         partial(attend, PRODUCTS[dtype]),
         partial(write_gradients, PRODUCTS[dtype]),
         column_sum,
+        takes_two_passes,
     )
 
 
@@ -313,12 +314,5 @@ def forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 @exact
 def backward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Gradients of the first six inputs; empty where they are not given or not wanted.
-
-    Those of the rows are written over these where they are spent and both come at once.
-    """
-    *given, spent = rest
-    _, c_e, c_r, _, num_heads = given[:5]
-    heads = heads_of(given[11], num_heads, directions_of(c_e, c_r))
-    over = spent and takes_two_passes(heads, c_e, c_r)
-    return compose_backward(fused_passes(weight.dtype), x, weight, *(*given, over))
+    """Gradients of the first six inputs; empty where they are not given or not wanted."""
+    return compose_backward(fused_passes(weight.dtype), x, weight, *rest)

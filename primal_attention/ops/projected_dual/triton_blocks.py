@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import (
     LENGTHS,
     features,
@@ -31,6 +32,7 @@ from primal_attention.ops.triton_maps import (
 from primal_attention.ops.triton_sums import share_of_tokens
 
 
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def sum_blocks(
     q, k, d_out, mask, da_e, da_r, d_bias, z_strides, d_out_strides, N, H, splits, tokens,
@@ -94,6 +96,7 @@ def summed_side(
     return total, tl.sum(sum_bias, 0)
 
 
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def row_gradient_blocks(
     q, k, h_e, h_r, d_out, a_e, a_r, d_gram_q, d_gram_k, d_e, d_r, mask, inverse_n,

@@ -16,6 +16,7 @@ from primal_attention.ops.collapse.triton_blocks import load_map, store_block
 from primal_attention.ops.moment.triton_blocks import summed_moment
 from primal_attention.ops.primal.triton_blocks import attend
 from primal_attention.ops.projected_dual.triton_blocks import summed_side, write_side
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import (
     fitted,
     load_matrix,
@@ -25,6 +26,7 @@ from primal_attention.ops.triton_maps import (
 )
 
 
+@launched
 @triton.jit(do_not_specialize=["N", "H"])
 def whole_blocks(
     q, k, h_e, h_r, c_e, c_r, bias, mask, inverse_n, out, gram_q, gram_k, w_e, w_r, a_e, a_r,
@@ -81,6 +83,7 @@ def _collapsed(
     return fitted(matrix, DOT)
 
 
+@launched
 @triton.jit(do_not_specialize=["N", "H"])
 def whole_gradient_blocks(
     q, k, h_e, h_r, d_out, a_e, a_r, d_gram_q, d_gram_k, w_e, w_r, d_e, d_r, c_e, c_r,

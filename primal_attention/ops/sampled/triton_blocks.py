@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 
 from primal_attention.ops.collapse.triton_blocks import store_block, store_side
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import load_matrix, load_operand, product, sequence_of
 
 
+@launched
 @triton.jit(do_not_specialize=["H"])
 def weight_blocks(
     x, index, w_e, w_r, c_e, c_r, given_e, given_r, a_e, a_r,
@@ -82,6 +84,7 @@ def _weights(
     return total, of_other
 
 
+@launched
 @triton.jit(do_not_specialize=["H"])
 def row_blocks(
     index, w_e, w_r, total_e, total_r, dx, dx_strides, H,
@@ -119,7 +122,7 @@ def row_blocks(
         of_r = tl.trans(load_operand(w_r, m, 0, M, S, BLOCK_M, BLOCK_S))
         part = product(side_e, of_e, tl.zeros([TILE, BLOCK_M], tl.float32), PRECISION)
         part = product(side_r, of_r, part, PRECISION)
-        columns = product(part, tl.where(here, 1.0, 0.0).to(tl.bfloat16), columns, PRECISION)
+        columns = product(part, tl.where(here, 1.0, 0.0), columns, PRECISION)
     adds = first == number + tl.arange(0, BLOCK_M)
     total = (before.to(tl.float32) + columns).to(dx.dtype.element_ty)
     tl.store(places, total, mask=exists & adds[None, :])
@@ -135,6 +138,7 @@ def _range_of(index, tokens, M: tl.constexpr, ALL_M: tl.constexpr):
     return tl.min(tl.where(here, m, M)), tl.max(tl.where(here, m + 1, 0))
 
 
+@launched
 @triton.jit(do_not_specialize=["B", "H", "group"])
 def parameter_blocks(
     x, index, total_e, total_r, dw_e, dw_r, x_strides, B, H, group,
