@@ -9,20 +9,18 @@ from collections.abc import Callable
 import torch
 from hopper import DTYPES, compiled
 
-N, H, S, M = 256, 2, 32, 320
-SEQUENCES = {"short": 264}  # so many that one program has all of a sequence and head; else 2
+B, N, H, S, M = 2, 256, 2, 32, 320
 
 
 def launches(kind: str, width: int, dtype: torch.dtype) -> Callable[[], None]:
-    if kind in ("dual", "short"):
+    if kind == "dual":
         from primal_attention.ops.projected_dual import triton as fused
         from primal_attention.ops.projected_dual.composed import _empty_outputs
     else:
         from primal_attention.ops.projected import triton as fused
         from primal_attention.ops.projected.composed import _empty_outputs
 
-    make = dual if kind in ("dual", "short") else with_parameters
-    given = make(kind, width, dtype)
+    given = dual(width, dtype) if kind == "dual" else with_parameters(kind, width, dtype)
 
     def launch() -> None:
         fused.forward(*given, True, True)
@@ -32,8 +30,8 @@ def launches(kind: str, width: int, dtype: torch.dtype) -> Callable[[], None]:
     return launch
 
 
-def projection(kind: str, width: int, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    shapes = (SEQUENCES.get(kind, 2), N, H * width), (rows, H * width), (rows,)
+def projection(width: int, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    shapes = (B, N, H * width), (rows, H * width), (rows,)
     return [torch.zeros(*shape, dtype=dtype) for shape in shapes]
 
 
@@ -42,20 +40,16 @@ def score_maps(width: int) -> list[torch.Tensor]:
     return [c_e.mT, c_r.mT, torch.zeros(width)]
 
 
-def mask(kind: str) -> torch.Tensor:
-    return torch.ones(SEQUENCES.get(kind, 2), N, dtype=torch.bool)
-
-
 def with_parameters(kind: str, width: int, dtype: torch.dtype) -> tuple:
     w = torch.zeros(H, M if kind == "sampled" else width, S)
-    index = torch.zeros(2, M, dtype=torch.long) if kind == "sampled" else None
-    options = index, 1.0, kind == "causal", mask(kind), "cosine", "cosine"
-    return *projection(kind, width, 2 * H * width, dtype), w, w, *score_maps(width), *options
+    index = torch.zeros(B, M, dtype=torch.long) if kind == "sampled" else None
+    options = index, 1.0, kind == "causal", torch.ones(B, N, dtype=torch.bool), "cosine", "cosine"
+    return *projection(width, 2 * H * width, dtype), w, w, *score_maps(width), *options
 
 
-def dual(kind: str, width: int, dtype: torch.dtype) -> tuple:
-    options = H, mask(kind), "cosine", "cosine"
-    return *projection(kind, width, 2 * H * (width + S), dtype), *score_maps(width), *options
+def dual(width: int, dtype: torch.dtype) -> tuple:
+    options = H, torch.ones(B, N, dtype=torch.bool), "cosine", "cosine"
+    return *projection(width, 2 * H * (width + S), dtype), *score_maps(width), *options
 
 
 if __name__ == "__main__":

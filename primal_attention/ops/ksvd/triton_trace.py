@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gpu import device_of
 from primal_attention.ops.ksvd.triton_blocks import trace_blocks, trace_gradient_blocks
-from primal_attention.ops.triton_launch import DOTS, contiguous
+from primal_attention.ops.triton_launch import DOTS, contiguous, device_of
 
 _BLOCK = 4096  # numbers
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_sums import (
     carried,
     columns_of,
@@ -53,7 +52,6 @@ def _by_sixteen(rows):
     return tl.sum(groups, 0)
 
 
-@launched
 @triton.jit
 def add_up(
     x, counts, mask, strides, count_strides, N, H, number, tokens, sums,
@@ -74,7 +72,6 @@ def add_up(
     store_row(sums, program, tl.sum(total, 0), C, WIDTH)
 
 
-@launched
 @triton.jit
 def walk_along(
     x, counts, mask, strides, count_strides, N, H, number, tokens, sums, carry, y, total, columns,
