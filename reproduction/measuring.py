@@ -22,7 +22,7 @@ from torch import nn
 
 from primal_attention.tasks import Task
 from primal_attention.training.recipe import Recipe
-from primal_attention.training.results import KEY, Row, add_rows, current_commit, key_of, read_rows
+from primal_attention.training.results import Row, add_rows, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, directory_of
 from primal_attention.whole_files import write_rows
 
@@ -69,13 +69,13 @@ def parse_arguments(about: str, *flags: str) -> argparse.Namespace:
 
 def wanted(table: str, path: Path, arguments: argparse.Namespace) -> list[Recipe]:
     """The recipes that are asked for and have no numbers."""
-    done = {key_in(row) for row in read_numbers(path)}
+    done = {run.run_of(row) for row in read_numbers(path)}
     recipes = [
         recipe.with_settings(arguments.set)
         for recipe in run.table_recipes(table)
         if run.selected(recipe, arguments.select)
     ]
-    left = [recipe for recipe in recipes if key_in(key_of(recipe)) not in done]
+    left = [recipe for recipe in recipes if run.run_of(key_of(recipe)) not in done]
     print(f"{table}: {len(recipes)} recipes, {len(recipes) - len(left)} measured", flush=True)
     return left
 
@@ -83,11 +83,11 @@ def wanted(table: str, path: Path, arguments: argparse.Namespace) -> list[Recipe
 def train(table: str, recipes: Iterable[Recipe], arguments: argparse.Namespace) -> None:
     """Those that are not over in their directories, or lack a row in results.csv."""
     path = run.results_of(table, arguments.out)
-    done = {key_in(row) for row in read_rows(path)}
+    done = {run.run_of(row) for row in read_rows(path)}
     queue = [
         (table, recipe)
         for recipe in recipes
-        if key_in(key_of(recipe)) not in done or not is_over(recipe, arguments.runs)
+        if run.run_of(key_of(recipe)) not in done or not is_over(recipe, arguments.runs)
     ]
     for _, row in run.run_all(queue, arguments.jobs, arguments.deadline, arguments.runs):
         add_rows(path, [row])
@@ -133,10 +133,6 @@ def texts(numbers: Numbers) -> Row:
     }
 
 
-def key_in(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in KEY)
-
-
 def read_numbers(path: Path) -> list[Row]:
     if not path.exists():
         return []
@@ -146,7 +142,7 @@ def read_numbers(path: Path) -> list[Row]:
 
 def add_numbers(path: Path, rows: list[Row]) -> None:
     """The file with the rows of a run, in place of those that it had."""
-    keys = {key_in(row) for row in rows}
-    kept = [row for row in read_numbers(path) if key_in(row) not in keys]
-    merged = sorted([*kept, *rows], key=key_in)
+    keys = {run.run_of(row) for row in rows}
+    kept = [row for row in read_numbers(path) if run.run_of(row) not in keys]
+    merged = sorted([*kept, *rows], key=run.run_of)
     write_rows(path, merged)

@@ -1,10 +1,12 @@
 """Train the recipes of tables, several at a time, and add their rows to each results.csv.
 
     python reproduction/run.py primal_attention/table1_uea --jobs 2 --select model=primalformer
+    python reproduction/run.py --plan reproduction/arena.toml --jobs 6 --runs runs/arena
 
 Runs that have a row are skipped, so a batch that was stopped goes on where it was. With --runs each
 run has a directory with its checkpoint there: one that is out of time is saved and stopped, and
-goes on exactly when the same command is given again.
+goes on exactly when the same command is given again. A plan lists recipes of several tables with
+changes of their own, the most wanted first.
 
 Tasks of the Long Range Arena that are not prepared are prepared first: read from their files, or
 generated (ListOps, Pathfinder).
@@ -17,9 +19,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
+from typing import NamedTuple
 
 from primal_attention.tasks import find_lra, prepare_lra
 from primal_attention.training.recipe import Recipe
@@ -32,11 +36,9 @@ GRACE = 120.0  # seconds for a run to end its round and be saved
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and stop the workers
     arguments = parse_arguments()
-    left = [
-        (table, recipe)
-        for table in arguments.tables
-        for recipe in missing(table, results_of(table, arguments.out), arguments)
-    ]
+    wanted = [(each.table, recipe) for each in choices(arguments) for recipe in each.recipes()]
+    left = missing(wanted, arguments.out)
+    print(f"{len(wanted)} recipes, {len(wanted) - len(left)} done", flush=True)
     deadline = time.time() + 60 * arguments.minutes
     prepare(recipe for _, recipe in left)
     for table, row in run_all(left, arguments.jobs, deadline, arguments.runs):
@@ -57,17 +59,51 @@ def is_lra(recipe: Recipe) -> bool:
     return recipe.task.startswith("lra/")
 
 
-def missing(table: str, results: Path, arguments: argparse.Namespace) -> list[Recipe]:
-    """The recipes of a table that are asked for and have no row yet."""
-    recipes = [
-        recipe.with_settings(arguments.set)
-        for recipe in table_recipes(table)
-        if selected(recipe, arguments.select)
-    ]
-    done = [{name: row[name] for name in KEY} for row in read_rows(results)]
-    left = [recipe for recipe in recipes if key_of(recipe) not in done]
-    print(f"{table}: {len(recipes)} recipes, {len(recipes) - len(left)} done", flush=True)
-    return left
+class Choice(NamedTuple):
+    """Some recipes of a table, with changes to all of them."""
+
+    table: str
+    select: Sequence[str] = ()
+    set: Sequence[str] = ()
+
+    def recipes(self) -> list[Recipe]:
+        """In the order of the table."""
+        chosen = [each for each in table_recipes(self.table) if selected(each, self.select)]
+        return [each.with_settings(self.set) for each in chosen]
+
+
+def choices(arguments: argparse.Namespace) -> list[Choice]:
+    """What the arguments name: tables with the same conditions, and the entries of a plan."""
+    named = [Choice(table, arguments.select, arguments.set) for table in arguments.tables]
+    return named + (read_plan(arguments.plan) if arguments.plan else [])
+
+
+def read_plan(path: Path) -> list[Choice]:
+    """The entries ``[[runs]]`` of a file: a table and, where wanted, select and set."""
+    try:
+        return [Choice(**entry) for entry in tomllib.loads(path.read_text())["runs"]]
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
+        raise SystemExit(
+            f"{path} is not a plan of [[runs]] with table, select, set: {error}"
+        ) from error
+
+
+def missing(wanted: Iterable[tuple[str, Recipe]], out: Path | None) -> list[tuple[str, Recipe]]:
+    """Those that have no row yet, each once."""
+    left: dict[tuple[str, ...], tuple[str, Recipe]] = {}
+    done: dict[str, set[tuple[str, ...]]] = {}
+    for table, recipe in wanted:
+        if table not in done:
+            done[table] = {run_of(row) for row in read_rows(results_of(table, out))}
+        run = run_of(key_of(recipe))
+        if run not in done[table]:
+            left.setdefault((table, *run), (table, recipe))
+    return list(left.values())
+
+
+def run_of(row: Row) -> tuple[str, ...]:
+    """What tells the run of a row from others."""
+    return tuple(row[name] for name in KEY)
 
 
 def results_of(table: str, out: Path | None) -> Path:
@@ -76,14 +112,20 @@ def results_of(table: str, out: Path | None) -> Path:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("tables", nargs="+", help="folders with a recipes.py, from here")
+    parser.add_argument("tables", nargs="*", help="folders with a recipes.py, from here")
+    parser.add_argument("--plan", type=Path, help="a file that lists recipes of several tables")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=1e6, help="stop after that")
     parser.add_argument("--runs", type=Path, help="folder where each run keeps its checkpoint")
     parser.add_argument("--out", type=Path, help="folder for results.csv, default: here")
     parser.add_argument("--select", nargs="*", default=[], help="key=value,value of the recipes")
     parser.add_argument("--set", nargs="*", default=[], help="key=value changes to all recipes")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if not arguments.tables and not arguments.plan:
+        parser.error("give tables, or a --plan")
+    if not arguments.tables and (arguments.select or arguments.set):
+        parser.error("--select and --set are for tables; a plan has its own")
+    return arguments
 
 
 def table_recipes(table: str) -> list[Recipe]:

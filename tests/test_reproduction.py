@@ -90,20 +90,59 @@ def test_rows_say_what_it_takes_to_run_them_again(path):
         assert low <= float(row["value"]) <= high
 
 
-def test_the_runner_finds_recipes_and_skips_what_is_done(tmp_path, monkeypatch):
+@pytest.fixture
+def runner(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    run = importlib.import_module("run")
-    monkeypatch.setattr(
-        sys, "argv", ["run.py", "primal_attention/table1_uea", "--select", "seed=0"]
-    )
-    arguments = run.parse_arguments()
-    path = ROOT / "primal_attention" / "table1_uea" / "results.csv"
-    table = "primal_attention/table1_uea"
-    everything = run.missing(table, tmp_path / "none.csv", arguments)
-    arguments.set = ["precision=bf16"]
-    left = run.missing(table, path, arguments)
-    assert len(left) < len(everything)
-    assert {recipe.seed for recipe in everything} == {0}
+    return importlib.import_module("run")
+
+
+def chosen(runner, monkeypatch, *arguments):
+    """The recipes that a command asks for, with their tables."""
+    monkeypatch.setattr(sys, "argv", ["run.py", *map(str, arguments)])
+    choices = runner.choices(runner.parse_arguments())
+    return [(each.table, recipe) for each in choices for recipe in each.recipes()]
+
+
+def test_the_runner_finds_recipes_and_skips_what_is_done(runner, tmp_path, monkeypatch):
+    command = "primal_attention/table1_uea", "--select", "seed=0", "--set", "precision=bf16"
+    wanted = chosen(runner, monkeypatch, *command)
+    everything, left = runner.missing(wanted, tmp_path), runner.missing(wanted, None)
+    assert len(left) < len(everything) == len(wanted)
+    assert {recipe.seed for _, recipe in everything} == {0}
+
+
+def test_a_plan_names_recipes_with_changes_of_their_own(runner, tmp_path, monkeypatch):
+    plan = tmp_path / "plan.toml"
+    entry = """[[runs]]
+table = "primal_attention/table2_lra"
+select = ["dataset=image", "seed=0", "protocol=paper", "model=softmax"]
+set = ["steps=%d"]
+"""
+    plan.write_text(entry % 80 + entry % 70 + entry % 80)
+    wanted = chosen(runner, monkeypatch, "--plan", plan)
+    assert [recipe.steps for _, recipe in wanted] == [80, 70, 80]
+    assert [recipe.steps for _, recipe in runner.missing(wanted, tmp_path)] == [80, 70]
+
+
+@pytest.mark.parametrize("text", ["runs = 3", "[[runs]]\nset = []", "[[run]]", "[[runs]", None])
+def test_what_is_no_plan_is_named(runner, tmp_path, text):
+    plan = tmp_path / "plan.toml"
+    if text is not None:
+        plan.write_text(text)
+    with pytest.raises(SystemExit, match=r"plan\.toml is not a plan of \[\[runs\]\]"):
+        runner.read_plan(plan)
+
+
+def test_the_plan_of_the_arena_is_what_we_ran(runner, monkeypatch):
+    """Every row of these tables is of a run that it names."""
+    wanted = chosen(runner, monkeypatch, "--plan", ROOT / "arena.toml")
+    keys = {(table, *runner.run_of(key_of(recipe))) for table, recipe in wanted}
+    assert len(keys) == len(wanted)
+    tables = [f"primal_attention/{name}" for name in ("table2_lra", "table9_projection")]
+    for table in tables:
+        rows = read_rows(ROOT / table / "results.csv")
+        assert rows
+        assert {(table, *runner.run_of(row)) for row in rows} <= keys
 
 
 def test_what_the_page_of_table_1_says_is_what_the_rows_say():
