@@ -77,7 +77,7 @@ def check_paths(words):
     """The program, tests and plans exist; so does the folder of a table that is to be run."""
     path = re.compile(r"tests\b|[\w/]+\.py$|reproduction/\w+\.toml$")
     paths = [word.partition("::")[0] for word in words if path.match(word)]
-    if words[0] == "reproduction/run.py" and re.match(r"[a-z]", words[1]):
+    if words[0] == "reproduction/run.py" and re.fullmatch(r"[a-z][a-z0-9_/]*", words[1]):
         paths.append(f"reproduction/{words[1]}")
     for path in paths:
         assert (ROOT / path).exists(), path
