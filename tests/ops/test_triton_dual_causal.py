@@ -259,6 +259,8 @@ def test_what_it_takes(device):
 
     assert takes(64, 32, 64)
     assert takes(1, 1, 1)
+    assert takes(48, 24, 48, torch.float16) and takes(96, 32, 96)
+    assert not takes(48, 24, 48) and not takes(40, 24, 40)  # products of which read anywhere
     assert takes(64, 32, 64, torch.float32)
     assert not takes(257, 16, 16)
     assert not takes(16, 16, 257)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from primal_attention.ops.dual_causal import triton as dual_causal
-from primal_attention.ops.dual_causal.sizes import FORWARD, key_of
+from primal_attention.ops.dual_causal.sizes import takes_sizes
 from primal_attention.ops.projected_dual.reference import directions_of
 from primal_attention.ops.projected_dual_causal.passes import (
     CausalPasses,
@@ -36,7 +36,7 @@ def takes(
     """Whether the fused form is made for these dtypes and sizes."""
     S, V = directions_of(c_e, c_r), next(c.shape[1] for c in (c_e, c_r) if c is not None)
     P = weight.shape[0] // (2 * num_heads) - S
-    return key_of(weight.dtype, P, S, V) in FORWARD and x.numel() > 0
+    return takes_sizes(weight.dtype, P, S, V) and x.numel() > 0
 
 
 @exact
