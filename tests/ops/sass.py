@@ -1,9 +1,10 @@
 """Finds products of compiled code whose operands are not where the program has put them.
 
 A product on the tensor cores is told by descriptors where in shared memory its operands lie. The
-assembler of Triton 3.6 can take one from a register that something else was written to since: part
-of the address of an argument, say. Such a product reads anywhere. What descriptors come from is
-followed through all registers and along all branches: arguments are no part of it.
+assembler of Triton 3.6 can take one from a register that nothing was written to, or something else
+since: part of the address of an argument, say. Such a product reads anywhere. What descriptors come
+from is followed through all registers and along all branches: neither arguments nor what a register
+happens to hold when a program begins are part of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ _WRITES_NOTHING = {"STG", "STS", "STSM", "STL", "LDGSTS", "BAR", "ISETP", "UISET
 _JUMPS = {"BRA", "BRX", "EXIT"}
 
 Registers = frozenset[tuple[str, int]]
+
+_UNWRITTEN: Registers = frozenset(
+    (kind, number) for kind, count in (("R", 255), ("UR", 63)) for number in range(count)
+)
 
 
 class Instruction(NamedTuple):
@@ -39,9 +44,9 @@ class Instruction(NamedTuple):
 
 
 def products_astray(text: str) -> int:
-    """How many products have a descriptor that comes from an argument, in what nvdisasm prints."""
+    """How many products have a descriptor from elsewhere, in what nvdisasm prints."""
     code, labels = _read(text)
-    before: list[Registers | None] = [frozenset(), *[None] * (len(code) - 1)]
+    before: list[Registers | None] = [_UNWRITTEN, *[None] * (len(code) - 1)]
     waiting = [0]
     while waiting:
         here = waiting.pop()
@@ -76,7 +81,7 @@ def _next(number: int, line: Instruction, labels: dict[str, int]) -> list[int]:
 
 
 def _after(line: Instruction, known: Registers) -> Registers:
-    """The registers that come from arguments after a line."""
+    """The registers that hold what descriptors must not come from, after a line."""
     operands = [each for each in line.operands if not _PREDICATE.fullmatch(each)]
     if line.kind in _WRITES_NOTHING | _JUMPS or not operands:
         return known
@@ -94,10 +99,9 @@ def _registers(operand: str, number: int) -> Registers:
 
 
 def _is_astray(line: Instruction, known: Registers | None) -> bool:
-    """Four registers have two descriptors; the first is not used where rows are in registers."""
+    """Four registers hold two descriptors; the first is not used where rows are in registers."""
     match = re.search(r"gdesc\[UR(\d+)\]", ",".join(line.operands))
     if match is None or known is None:
         return False
-    first = int(match[1])
-    used = (first, first + 2) if "gdesc" in line.operands[1] else (first + 2,)
-    return any(("UR", number) in known for number in used)
+    skipped = 0 if "gdesc" in line.operands[1] else 2
+    return any(("UR", int(match[1]) + number) in known for number in range(skipped, 4))

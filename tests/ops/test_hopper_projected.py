@@ -11,6 +11,7 @@ CASES = {
     "causal:64:bfloat16": 16,  # of the masked walk, whose registers are capped
     "dual:64:bfloat16": 0,
     "short:64:bfloat16": 0,
+    "dual_causal:64:bfloat16": 64,
     "static:64:float16": 0,
     "dual:64:float16": 0,
     "sampled:32:float32": 64,
@@ -50,6 +51,13 @@ NAMES = {
         "row_sum_blocks",
     },
     "short": {"whole_blocks", "whole_gradient_blocks", "row_sum_blocks"},
+    "dual_causal": {
+        "segment_sums",
+        "running_sums",
+        "forward_walk",
+        "segment_gradients",
+        "backward_walk",
+    },
 }
 # The quickest with all of their registers taken, or with more programs than these have room for.
 FULL = {"total_blocks": 16, "row_blocks": 16}

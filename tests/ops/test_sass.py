@@ -9,6 +9,8 @@ RIGHT = """
         /*0010*/                   UMOV UR47, 0x400 ;
         /*0020*/                   ULEA UR12, UP0, UR10, UR12, 0x1 ;
         /*0030*/                   USHF.R.U32.HI UR30, URZ, 0x4, UR47 ;
+        /*0034*/                   UMOV UR8, URZ ;
+        /*0038*/                   UMOV UR9, 0x40000040 ;
 .L_x_0:
         /*0040*/                   UIADD3 UR10, UP0, UR30, 0x40, URZ ;
         /*0050*/                   UIADD3.X UR11, URZ, -0x7fffffe0, URZ, UP0, !UPT ;
@@ -19,6 +21,8 @@ RIGHT = """
 """
 WRONG = {
     "what was there before": ("UP0, UR30, 0x40", "UP0, UR10, 0x40"),
+    "where nothing was written": ("UP0, UR30, 0x40", "UP0, UR22, 0x40"),
+    "half of it where nothing was written": ("UR11, URZ", "UR11, UR23"),
     "only in the second round": ("HGMMA.64x32x16.F32.BF16 R56,", "UIADD3 UR30, UR12, 0x40, URZ ;\n"
         "        /*0078*/                   HGMMA.64x32x16.F32.BF16 R56,"),
     "only on one branch": ("UMOV UR8, UR30", "@P1 UMOV UR8, UR12"),

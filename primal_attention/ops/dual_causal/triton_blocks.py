@@ -175,11 +175,13 @@ def segment_sums(
         base, factor, _ = features_of(
             z, row, strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
-        if gram is not None:
-            sum_phi = product(tl.trans(base), scaled(base, factor * factor), sum_phi, PRECISION)
+        # Gram matrices come last: in the other order the assembler of Triton 3.6 has the second
+        # product read where a register points that nothing was written to.
         if moments is not None:
             rows = rows_of(h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
             sum_h = product(tl.trans(base), scaled(rows, factor), sum_h, PRECISION)
+        if gram is not None:
+            sum_phi = product(tl.trans(base), scaled(base, factor * factor), sum_phi, PRECISION)
     if moments is not None:
         store_matrix(moments, program, sum_h, P, S)
     if gram is not None:
