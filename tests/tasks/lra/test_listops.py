@@ -123,6 +123,16 @@ def test_operators_digits_and_numbers_of_arguments_are_equally_likely(shallow):
             assert share(values, choice) == pytest.approx(p, abs=4 * np.sqrt(p / len(values)))
 
 
+def test_the_outermost_operator_answers_a_third(trees):
+    """By its most frequent value: what networks reach that see no more of a tree."""
+    tokens, values = trees
+    roots = np.unique(tokens[:, 0])
+    right = sum(np.bincount(values[tokens[:, 0] == root]).max() for root in roots)
+    assert len(roots) == 4
+    assert 0.33 < right / len(values) < 0.42
+    assert np.bincount(values).max() / len(values) < 0.22
+
+
 def test_trees_depend_on_seed_and_chunk():
     same, again, other_seed, other_chunk = (
         make_trees(SHALLOW, *key, 50).tokens.tobytes() for key in ((1, 2), (1, 2), (2, 2), (1, 3))
