@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -182,7 +183,11 @@ def without_gpu() -> None:
 
     driver.set_active(Hopper())
     run = JITFunction.run
-    JITFunction.run = lambda self, *a, **k: run(self, *a, **{**k, "warmup": True})
+
+    def only_compile(self: JITFunction, *arguments: Any, **options: Any) -> None:
+        run(self, *arguments, **{**options, "warmup": True})
+
+    JITFunction.run = only_compile
 
 
 def compile_check(shape: tuple[int, ...], dtype: torch.dtype, masked: bool) -> None:

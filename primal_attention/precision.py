@@ -8,8 +8,9 @@ ordinary ``nn.Linear`` layers, follow it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,9 +29,19 @@ def accumulate(tensor: Tensor) -> Tensor:
     return tensor.to(accumulation_dtype(tensor.dtype))
 
 
-def without_autocast(device: torch.device) -> torch.autocast:
+def operand_dtype(of_tokens: torch.dtype, of_matrix: torch.dtype) -> torch.dtype:
+    """The dtype in which a matrix is kept that meets tokens in products alone.
+
+    Products of bfloat16 round it to bfloat16 anyway, which has the range of float32.
+    """
+    return torch.bfloat16 if of_tokens == torch.bfloat16 else of_matrix
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which operations keep the dtype of their operands."""
-    return torch.autocast(device.type, enabled=False)
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def exact(function: Callable[P, R]) -> Callable[P, R]:

@@ -28,23 +28,24 @@ def packed_projection(x: Tensor, *projections: nn.Module) -> PackedProjection | 
     shorter.
     """
     plain = [each for each in projections if is_plain(each)]
-    if not torch.is_grad_enabled() or len(plain) < len(projections) or not _alike(plain):
-        return None
-    dtype = projected_dtype(x, plain[0].weight)
-    if dtype is None:
+    if not torch.is_grad_enabled() or len(plain) < len(projections):
         return None
     weights: list[Tensor] = [each.weight for each in plain]
     biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
+    dtype = projected_dtype(x, weights[0])
+    if dtype is None or not _alike(weights) or len(biases) not in (0, len(weights)):
+        return None
     bias = torch.cat(biases).to(dtype) if biases else None
     return PackedProjection(torch.cat(weights).to(dtype), bias)
 
 
 def projected(x: Tensor, projection: nn.Module) -> Tensor:
     """The projection of x; with gradients, by the op with the quicker products and sums."""
-    if torch.is_grad_enabled() and is_plain(projection) and _gains(x, projection.weight):
-        dtype = projected_dtype(x, projection.weight)
-        if dtype is not None and projection.bias is not None:
-            return linear(x.to(dtype), projection.weight.to(dtype), projection.bias.to(dtype))
+    if torch.is_grad_enabled() and is_plain(projection):
+        weight, bias = projection.weight, projection.bias
+        dtype = projected_dtype(x, weight)
+        if dtype is not None and bias is not None and _gains(x, weight):
+            return linear(x.to(dtype), weight.to(dtype), bias.to(dtype))
     y: Tensor = projection(x)
     return y
 
@@ -62,10 +63,9 @@ def projected_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
     return weight.dtype if x.dtype == weight.dtype else None
 
 
-def _alike(projections: list[nn.Linear]) -> bool:
-    """Whether their weights are of one kind, and all or none have a bias."""
-    kinds = {(each.weight.dtype, each.weight.device, each.bias is None) for each in projections}
-    return len(kinds) == 1
+def _alike(weights: list[Tensor]) -> bool:
+    """Whether they are of one kind."""
+    return len({(each.dtype, each.device) for each in weights}) == 1
 
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:

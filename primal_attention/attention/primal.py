@@ -327,7 +327,7 @@ class PrimalAttention(KSVDLayer):
         of its output arrives, and these nodes must run after that.
         """
         grams, counts = (run.gram_q, run.gram_k), (num_queries, num_keys)
-        parameters, half = self._parts().parameters, run.out.dtype.itemsize == 2
+        parameters, half = self._weight_parameters(), run.out.dtype.itemsize == 2
         self.record(
             ksvd_statistics(run.weights, parameters, self.lambda_diag, grams, counts, half=half)
         )
@@ -335,7 +335,7 @@ class PrimalAttention(KSVDLayer):
     def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
         if self.features.has_modules:  # whose features, and so the outputs, have at least float32
             out = out.to(tokens.x.dtype)
-        y = projected(rearrange(out, "b n h c -> b n (h c)"), self.out_proj)
+        y = projected(out.flatten(2), self.out_proj)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _heads(self, x: Tensor, projection: nn.Module) -> Tensor:
@@ -351,9 +351,11 @@ class PrimalAttention(KSVDLayer):
         return Projected(q, self._heads(x, self.k_proj), h, tokens.mask)
 
     def _parts(self) -> Parts:
-        parameters = None if self.weights == "dual" else (self.w_e, self.w_r)
         maps, bias = self._score_maps(), self.score_proj.bias
-        return Parts(self.features, parameters, maps, bias, self.num_heads)
+        return Parts(self.features, self._weight_parameters(), maps, bias, self.num_heads)
+
+    def _weight_parameters(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.weights == "dual" else (self.w_e, self.w_r)
 
     def _landmarks(self, source: Tokens) -> Landmarks | None:
         if self.weights != "sampled":

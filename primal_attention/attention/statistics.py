@@ -54,16 +54,18 @@ def ksvd_statistics(
 ) -> KSVDStatistics:
     """Gather the statistics of one forward pass.
 
-    The trace term is that of the parameters. Static weights are the parameters, so that theirs need
-    not be kept apart. Dual weights have none: theirs is the trace of the weights given the data,
-    and J averages over tokens, so that J = 0 at the SVD with Lambda = n / sigma.
+    The trace term is that of the parameters. Static weights are the parameters or copies of them,
+    so that theirs need not be kept apart. Dual weights have none: theirs is the trace of the
+    weights given the data, and J averages over tokens, so that J = 0 at the SVD with
+    Lambda = n / sigma.
     """
     gram_q, gram_k = grams
+    w_e, w_r = parameters or (None, None)
     return KSVDStatistics(
         gram_q,
         gram_k,
-        _kept(weights.e, gram_q.dtype),
-        _kept(weights.r, gram_q.dtype),
+        weights.e.to(gram_q.dtype, copy=weights.e is w_e),
+        weights.r.to(gram_q.dtype, copy=weights.r is w_r),
         weights.landmarks,
         None if parameters is None or weights.landmarks is None else trace(*parameters),
         lambda_diag,
@@ -72,11 +74,6 @@ def ksvd_statistics(
         with_gradients=torch.is_grad_enabled(),
         half=half,
     )
-
-
-def _kept(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights, copied where they are the parameters: those without a batch axis."""
-    return weights.to(dtype, copy=weights.ndim == 3)
 
 
 class KSVDLayer(nn.Module):

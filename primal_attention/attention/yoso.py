@@ -19,6 +19,7 @@ from primal_attention.attention.options import check_choice, check_sizes
 from primal_attention.attention.qkv import QKVAttention
 from primal_attention.feature_maps import cosine
 from primal_attention.ops.chunks import masked, slices
+from primal_attention.ops.op import Op
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of the products that are summed at once
@@ -121,9 +122,8 @@ def _codes(z: Tensor, planes: Tensor) -> Tensor:
     return torch.stack([(side * powers).sum(-1, dtype=torch.int16) for side in sides])
 
 
-@torch.library.custom_op("primal_attention::yoso_forward", mutates_args=())
 @exact
-def _hashed_sums(
+def _sums_of_buckets(
     q: Tensor, k: Tensor, v: Tensor, q_codes: Tensor, k_codes: Tensor, num_bits: int
 ) -> Tensor:
     """The sums [B, N, H, C] over the keys that collide, averaged over the hashes."""
@@ -137,9 +137,8 @@ def _empty_sums(q: Tensor, k: Tensor, v: Tensor, *codes: Any) -> Tensor:
     return torch.empty_like(q, dtype=accumulation_dtype(v.dtype))
 
 
-@torch.library.custom_op("primal_attention::yoso_backward", mutates_args=())
 @exact
-def _hashed_gradients(
+def _gradients_of_buckets(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -213,6 +212,5 @@ def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     return (*gradients, None, None, None)
 
 
-torch.library.register_fake("primal_attention::yoso_forward", _empty_sums)
-torch.library.register_fake("primal_attention::yoso_backward", _empty_gradients)
-torch.library.register_autograd("primal_attention::yoso_forward", _gradients, setup_context=_save)
+_hashed_sums = Op("yoso_forward", _sums_of_buckets, _empty_sums, gradients=_gradients, save=_save)
+_hashed_gradients = Op("yoso_backward", _gradients_of_buckets, _empty_gradients)

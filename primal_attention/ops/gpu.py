@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @cache
@@ -22,21 +24,26 @@ def uses_fused() -> bool:
     return os.environ.get("PRIMAL_FUSED") != "0" and find_spec("triton") is not None
 
 
-def on_gpu(
-    op: Any,  # what torch.library.custom_op made
-    in_pieces: Callable[..., Any],
-    module: str,
-    function: str,
-) -> None:
-    """Register the function of a module of fused ops, whose ``takes`` says which tensors it can."""
+_imported = cache(import_module)
 
-    def run(first: torch.Tensor, *rest: Any) -> Any:
+
+def fused_or_in_pieces(in_pieces: Callable[..., Any], fused: str) -> Callable[..., Any]:
+    """The fused function of a module, whose ``takes`` says which tensors it can; else in pieces."""
+    module, _, name = fused.rpartition(".")
+
+    def run(first: Tensor, *rest: Any) -> Any:
         if not uses_fused():
             return in_pieces(first, *rest)
-        fused = import_module(module)
-        if not fused.takes(first, *rest):
+        imported = _imported(module)
+        if not imported.takes(first, *rest):
             return in_pieces(first, *rest)
-        with torch.cuda.device(first.device):
-            return getattr(fused, function)(first, *rest)
+        with device_of(first):
+            return getattr(imported, name)(first, *rest)
 
-    op.register_kernel("cuda", run)
+    return run
+
+
+def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Launches go to the device of the tensor."""
+    here = not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(tensor.device)

@@ -9,7 +9,8 @@ Letters: B batch, N tokens, H heads, C columns of a token.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -89,7 +90,7 @@ def summed(total: Tensor | None, z: Tensor, shares: Shares) -> Iterator[Tensor |
     B, _, H, _ = z.shape
     batched = total.ndim == 4
     alone = shares.splits == 1 if batched else B * shares.splits == 1
-    if alone and total.is_contiguous() and total.dtype == torch.float32:
+    if alone and total.is_contiguous():
         yield total
         return
     shape = (B, shares.splits, H, *total.shape[-2:])
@@ -124,6 +125,9 @@ def _adjacent(tensor: Tensor) -> bool:
     return near and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
 
+_compiled = cache(tl.constexpr)  # one object for each number, which is soon found to be the same
+
+
 def strides(tensor: Tensor | None) -> tuple[Any, ...]:
     """Strides of a tensor [B, N, H, C] that may be missing.
 
@@ -132,7 +136,8 @@ def strides(tensor: Tensor | None) -> tuple[Any, ...]:
     """
     if tensor is None:
         return 0, 0, 0
-    return tensor.stride(0), tl.constexpr(tensor.stride(1)), tensor.stride(2)
+    of_batch, of_tokens, of_heads, _ = tensor.stride()
+    return of_batch, _compiled(of_tokens), of_heads
 
 
 def count_strides(counts: Tensor | None) -> tuple[int, ...]:
@@ -148,8 +153,3 @@ def batch_stride(matrix: Tensor | None) -> int:
 def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
     """Small tensors as the fused ops read them."""
     return [None if x is None else x.contiguous() for x in tensors]
-
-
-def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Launches go to the device of the tensor."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

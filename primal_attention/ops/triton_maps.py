@@ -89,8 +89,17 @@ def load_matrix(
     R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """A block of a contiguous matrix [R, C], in float32."""
+    return load_operand(tensor, row, column, R, C, BLOCK_R, BLOCK_C).to(tl.float32)
+
+
+@triton.jit
+def load_operand(
+    tensor, row, column,
+    R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A block of a contiguous matrix [R, C], in its own dtype."""
     places, exists = _matrix_places(tensor, row, column, R, C, BLOCK_R, BLOCK_C)
-    return tl.load(places, mask=exists, other=0.0).to(tl.float32)
+    return tl.load(places, mask=exists, other=0.0)
 
 
 @triton.jit
@@ -176,10 +185,11 @@ def pull_back(base, factor, inverse, d_phi, FEATURE_MAP: tl.constexpr):
 def product(x, y, total, PRECISION: tl.constexpr = EXACT):
     """The sum total + x y on the tensor cores, with float32 sums.
 
-    The precision is that of float32 operands, which triton_launch.PRODUCTS names.
+    Operands of the same half precision are multiplied as they are. Others are float32 then, and
+    the precision is what triton_launch.PRODUCTS names for them.
     """
-    if x.dtype == tl.float32 and PRECISION == "tf32":
-        x, y = _nearest(x), _nearest(y)
+    if x.dtype != y.dtype or x.dtype == tl.float32:
+        x, y = _single(x, PRECISION), _single(y, PRECISION)
     if _INTERPRETED:
         total = tl.dot(x.to(tl.float32), y.to(tl.float32), total, input_precision="ieee")
     elif x.dtype == tl.float32:
@@ -187,6 +197,14 @@ def product(x, y, total, PRECISION: tl.constexpr = EXACT):
     else:
         total = tl.dot(x, y, total)
     return total
+
+
+@triton.jit
+def _single(x, PRECISION: tl.constexpr):
+    """X in float32, with no more digits than the precision; half precision has not more anyway."""
+    if x.dtype == tl.float32 and PRECISION == "tf32":
+        x = _nearest(x)
+    return x.to(tl.float32)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ ON_GPU = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 FORMS = [form for form in ALL_FORMS if "feature_map" not in form]
-SIZES = [(16, 256), (8, 1024), (2, 4096), (1, 16384), (3, 5003)]  # sequences, tokens
+SIZES = [(16, 256), (67, 251), (8, 1024), (2, 4096), (1, 16384), (3, 5003)]  # sequences, tokens
 
 
 def numbers(layer, x, dy, mask):

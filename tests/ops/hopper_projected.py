@@ -9,29 +9,36 @@ from collections.abc import Callable
 import torch
 from hopper import DTYPES, compiled
 
-B, N, H, S, M = 2, 256, 2, 32, 320
+H, S, M = 2, 32, 320
+SEQUENCES = {"short": 264}  # so many that one program has all of a sequence and head; else 2
+TOKENS = {"dual_causal": 1024}  # so many that a sequence is several segments; else 256
+DUAL = ("dual", "short", "dual_causal")
 
 
 def launches(kind: str, width: int, dtype: torch.dtype) -> Callable[[], None]:
-    if kind == "dual":
+    if kind == "dual_causal":
+        from primal_attention.ops.projected_dual_causal import triton as fused
+        from primal_attention.ops.projected_dual_causal.composed import _empty_outputs
+    elif kind in DUAL:
         from primal_attention.ops.projected_dual import triton as fused
         from primal_attention.ops.projected_dual.composed import _empty_outputs
     else:
         from primal_attention.ops.projected import triton as fused
         from primal_attention.ops.projected.composed import _empty_outputs
 
-    given = dual(width, dtype) if kind == "dual" else with_parameters(kind, width, dtype)
+    given = (dual if kind in DUAL else with_parameters)(kind, width, dtype)
+    spent = () if kind == "dual_causal" else (True,)
 
     def launch() -> None:
         fused.forward(*given, True, True)
         out, gram_q, gram_k, e, r, *kept = _empty_outputs(*given, True, True)
-        fused.backward(*given, e, r, *kept, out, gram_q, gram_k, e, r, True, True, True)
+        fused.backward(*given, e, r, *kept, out, gram_q, gram_k, e, r, True, True, *spent)
 
     return launch
 
 
-def projection(width: int, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    shapes = (B, N, H * width), (rows, H * width), (rows,)
+def projection(kind: str, width: int, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    shapes = (*_sizes(kind), H * width), (rows, H * width), (rows,)
     return [torch.zeros(*shape, dtype=dtype) for shape in shapes]
 
 
@@ -40,16 +47,24 @@ def score_maps(width: int) -> list[torch.Tensor]:
     return [c_e.mT, c_r.mT, torch.zeros(width)]
 
 
+def mask(kind: str) -> torch.Tensor | None:
+    return None if kind == "dual_causal" else torch.ones(*_sizes(kind), dtype=torch.bool)
+
+
+def _sizes(kind: str) -> tuple[int, int]:
+    return SEQUENCES.get(kind, 2), TOKENS.get(kind, 256)
+
+
 def with_parameters(kind: str, width: int, dtype: torch.dtype) -> tuple:
     w = torch.zeros(H, M if kind == "sampled" else width, S)
-    index = torch.zeros(B, M, dtype=torch.long) if kind == "sampled" else None
-    options = index, 1.0, kind == "causal", torch.ones(B, N, dtype=torch.bool), "cosine", "cosine"
-    return *projection(width, 2 * H * width, dtype), w, w, *score_maps(width), *options
+    index = torch.zeros(2, M, dtype=torch.long) if kind == "sampled" else None
+    options = index, 1.0, kind == "causal", mask(kind), "cosine", "cosine"
+    return *projection(kind, width, 2 * H * width, dtype), w, w, *score_maps(width), *options
 
 
-def dual(width: int, dtype: torch.dtype) -> tuple:
-    options = H, torch.ones(B, N, dtype=torch.bool), "cosine", "cosine"
-    return *projection(width, 2 * H * (width + S), dtype), *score_maps(width), *options
+def dual(kind: str, width: int, dtype: torch.dtype) -> tuple:
+    options = H, mask(kind), "cosine", "cosine"
+    return *projection(kind, width, 2 * H * (width + S), dtype), *score_maps(width), *options
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ CASES = {"64:32:bfloat16": 64, "64:32:float32": 256}
 def test_it_builds_and_hardly_spills():
     builds = built_for_hopper("hopper_dual_causal.py", *CASES)
     walks = {"forward_walk", "backward_walk"}
-    names = walks | {"segment_moments", "running_sums", "add_up_blocks"}
+    names = walks | {"segment_sums", "segment_gradients", "running_sums", "add_up_blocks"}
     assert {build.name for build in builds} == names
     for build in builds:
         assert_fits(build, spilled=CASES[build.case])

@@ -10,32 +10,58 @@ CASES = {
     "sampled:64:bfloat16": 0,
     "causal:64:bfloat16": 16,  # of the masked walk, whose registers are capped
     "dual:64:bfloat16": 0,
+    "short:64:bfloat16": 0,
+    "dual_causal:64:bfloat16": 64,
     "static:64:float16": 0,
     "dual:64:float16": 0,
     "sampled:32:float32": 64,
     "dual:32:float32": 64,
 }
 NAMES = {
-    "static": {"collapse_blocks", "backward_blocks", "row_sum_blocks"},
+    "static": {
+        "collapse_blocks",
+        "forward_blocks",
+        "backward_blocks",
+        "row_sum_blocks",
+        "total_blocks",
+    },
     "sampled": {
         "weight_blocks",
+        "forward_blocks",
+        "total_blocks",
         "backward_blocks",
         "row_blocks",
         "parameter_blocks",
         "row_sum_blocks",
     },
-    "causal": {"collapse_blocks", "backward_blocks", "walk_along"},
+    "causal": {
+        "collapse_blocks",
+        "forward_blocks",
+        "backward_blocks",
+        "walk_along",
+        "total_blocks",
+    },
     "dual": {
         "collapse_blocks",
         "moment_blocks",
+        "forward_blocks",
         "sum_blocks",
+        "total_blocks",
         "row_gradient_blocks",
         "row_sum_blocks",
+    },
+    "short": {"whole_blocks", "whole_gradient_blocks", "row_sum_blocks"},
+    "dual_causal": {
+        "segment_sums",
+        "running_sums",
+        "forward_walk",
+        "segment_gradients",
+        "backward_walk",
     },
 }
 # The quickest with all of their registers taken, or with more programs than these have room for.
 FULL = {"total_blocks": 16, "row_blocks": 16}
-SHARED = {"forward_blocks", "total_blocks", "add_up_blocks"}
+SHARED = {"add_up_blocks"}
 
 
 @pytest.mark.slow

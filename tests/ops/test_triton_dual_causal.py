@@ -25,7 +25,7 @@ def small_segments(monkeypatch):
     """Blocks of 16 tokens, two segments of a sequence of three blocks."""
     monkeypatch.setattr(launch, "PROGRAMS", 2 * B * H)
     monkeypatch.setattr(launch, "SHORTEST", 1)
-    for table in (sizes.FORWARD, sizes.BACKWARD):
+    for table in (sizes.FORWARD, sizes.BACKWARD, sizes.SUMS):
         for key in table:
             monkeypatch.setitem(table, key, launch.Config(16, 4, 1))
 

@@ -105,7 +105,8 @@ def small_blocks(monkeypatch):
     """So that small tensors take several."""
     monkeypatch.setattr(fused, "_BLOCK", 16)
     monkeypatch.setattr(fused, "_TILE", 16)
-    monkeypatch.setattr(fused, "_SEQUENCES", 2)
+    monkeypatch.setattr(fused, "_SEQUENCES", 4)
+    monkeypatch.setattr(fused, "_PARTS", 2)
 
 
 @pytest.mark.parametrize(("width", "directions"), [(37, 3), (19, 17), (3, 37)])

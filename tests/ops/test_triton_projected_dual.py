@@ -112,6 +112,52 @@ def test_values_and_gradients(device, dtype, without, mask):
     check(Case(device, dtype, without=without, mask=MASKS[mask]))
 
 
+@pytest.fixture
+def in_one_pass(monkeypatch):
+    """Sequences of any number and dtype have programs of their own."""
+    monkeypatch.setattr(fused, "MANY", 1)
+    monkeypatch.setattr(fused, "WHOLE", fused.ROWS)
+    monkeypatch.setattr(fused, "_sum_sides", None)
+    monkeypatch.setattr(fused, "attend_after", None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "without", "options"),
+    [
+        (torch.bfloat16, (), {"mask": MASKS["empty"]}),
+        (torch.float16, ("bias",), {"mask": MASKS["holes"]}),
+        (torch.float32, ("shift", "d_e", "d_gram_q"), {"mask": MASKS["padded"]}),
+        (torch.float32, ("d_r", "d_gram_k"), {"maps": ("elu", "relu")}),
+        (torch.bfloat16, (), {"H": 1, "N": 67, "P": 64, "S": 30, "C": 64}),
+    ],
+)
+@pytest.mark.usefixtures("in_one_pass")
+def test_short_sequences(device, dtype, without, options):
+    check(Case(device, dtype, without=without, **options))
+
+
+@pytest.mark.usefixtures("in_one_pass")
+def test_short_sequences_in_the_place_of_their_rows(device):
+    case = Case(device, mask=MASKS["holes"])
+    given = case.backward(spent=True)
+    rows = given[13].clone()
+    assert_bits(fused.backward(*given), fused.backward(*case.backward()))
+    assert not torch.equal(given[13], rows)
+
+
+@pytest.mark.parametrize(
+    ("without", "options"),
+    [(("c_e",), {}), (("c_r",), {}), ((), {"N": 257, "H": 1}), ((), {"H": 1, "P": 40})],
+    ids=str,
+)
+def test_what_takes_two_passes_however_many_sequences(device, without, options, monkeypatch):
+    monkeypatch.setattr(fused, "MANY", 1)
+    monkeypatch.setattr(fused, "WHOLE", fused.ROWS)
+    monkeypatch.setattr(fused, "_attend_whole", None)
+    monkeypatch.setattr(fused, "_write_whole", None)
+    check(Case(device, without=without, **options))
+
+
 @pytest.mark.parametrize("maps", list(pairwise([*MAPS, "cosine"])))
 def test_maps(device, maps):
     check(Case(device, mask=MASKS["holes"], maps=maps, H=1))

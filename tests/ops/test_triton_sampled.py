@@ -108,7 +108,9 @@ def test_both_sides_in_one_program(device, dtype, monkeypatch):
     check(Case(device, dtype))
 
 
-def test_parameters_in_half_precision(device):
+@pytest.mark.parametrize("few", [1, fused.FEW])
+def test_parameters_in_half_precision(device, few, monkeypatch):
+    monkeypatch.setattr(fused, "FEW", few)
     case = Case(device, torch.bfloat16)
     for name in ("w_e", "w_r", "c_e", "c_r"):
         case.tensors[name] = case.tensors[name].bfloat16()

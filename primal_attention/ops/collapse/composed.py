@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.op import Op
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 
@@ -78,6 +78,7 @@ def side_backward(
     total = torch.zeros(w.shape, dtype=w.dtype, device=w.device) if d_w is None else d_w
     if c is None or da is None:
         return w.new_empty(w.shape).copy_(total), _like(w, c).zero_()
+    da = accumulate(da)
     total = total + da @ accumulate(c).mT
     dc = accumulate(w).flatten(0, -2).mT @ da.flatten(0, -2)
     return total.to(w.dtype), _like(w, c).copy_(dc)
@@ -107,14 +108,17 @@ def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]
     return tuple(None if x is None else d for x, d in zip(tensors, computed, strict=True))
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::collapse_forward", collapse_composed, mutates_args=()
+_forward = Op(
+    "collapse_forward",
+    collapse_composed,
+    _empty_outputs,
+    fused="primal_attention.ops.collapse.triton.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::collapse_backward", collapse_backward, mutates_args=()
+_backward = Op(
+    "collapse_backward",
+    collapse_backward,
+    _empty_gradients,
+    fused="primal_attention.ops.collapse.triton.backward",
 )
-_forward.register_fake(_empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_forward, collapse_composed, "primal_attention.ops.collapse.triton", "forward")
-on_gpu(_backward, collapse_backward, "primal_attention.ops.collapse.triton", "backward")

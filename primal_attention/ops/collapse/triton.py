@@ -12,8 +12,9 @@ from torch import Tensor
 
 from primal_attention.ops.collapse.triton_blocks import collapse_blocks, total_blocks
 from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import padded
-from primal_attention.ops.triton_launch import DOTS, PRODUCTS, contiguous, device_of, warps_of
+from primal_attention.ops.triton_launch import DOTS, PRODUCTS, contiguous, warps_of
 
 _TILE = 64  # rows of W that one program takes, at most
 
@@ -59,9 +60,10 @@ def forward(
     c_e: Tensor | None,
     c_r: Tensor | None,
     precision: str | None = None,  # of the products; None: by the dtype of the weights
+    of_a: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """A_e and A_r; empty where they are not wanted."""
-    return _collapsed(w_e, w_r, c_e, c_r, None, None, precision)
+    return _collapsed(w_e, w_r, c_e, c_r, None, None, precision, of_a)
 
 
 def forward_with_weights(
@@ -73,7 +75,7 @@ def forward_with_weights(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Copies of both weights in float32, A_e and A_r; empty where they are not wanted."""
     e, r = (w_e.new_empty(w_e.shape, dtype=torch.float32) for _ in range(2))
-    return e, r, *_collapsed(w_e, w_r, c_e, c_r, e, r, precision)
+    return e, r, *_collapsed(w_e, w_r, c_e, c_r, e, r, precision, torch.float32)
 
 
 def _collapsed(
@@ -84,11 +86,14 @@ def _collapsed(
     e: Tensor | None,
     r: Tensor | None,
     precision: str | None,
+    of_a: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     *lead, P, S = w_e.shape
     sizes, matrices = map_sizes(P, S, c_e, c_r, _TILE), w_e.numel() // (P * S)
     a_e, a_r = (
-        w_e.new_empty((0,) if c is None else (*lead, P, sizes.C), dtype=torch.float32)
+        w_e.new_empty(0, dtype=torch.float32)
+        if c is None
+        else w_e.new_empty((*lead, P, sizes.C), dtype=of_a)
         for c in (c_e, c_r)
     )
     with device_of(w_e):

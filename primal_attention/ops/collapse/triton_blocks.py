@@ -8,9 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from primal_attention.ops.triton_maps import load_matrix, product
+from primal_attention.ops.triton_kernel import launched
+from primal_attention.ops.triton_maps import load_matrix, load_operand, product
 
 
+@launched
 @triton.jit
 def collapse_blocks(
     w_e, w_r, c_e, c_r, given_e, given_r, a_e, a_r, c_e_strides, c_r_strides,
@@ -44,12 +46,13 @@ def store_side(
         store_block(given + matrix * (P * S), weights, row, 0, P, S)
     if c is not None:
         for column in range(0, C, BLOCK_C):
-            part = _load_map(c, c_strides, column, S, C, BLOCK_S, BLOCK_C)
+            part = load_map(c, c_strides, column, S, C, BLOCK_S, BLOCK_C)
             nothing = tl.zeros([weights.shape[0], BLOCK_C], tl.float32)
             projected = product(weights, part, nothing, PRECISION)
             store_block(a + matrix * (P * C), projected, row, column, P, C)
 
 
+@launched
 @triton.jit
 def total_blocks(
     c_e, c_r, w_e, w_r, d_e, d_r, da_e, da_r, total_e, total_r, dc_e, dc_r,
@@ -86,10 +89,10 @@ def _side_total(
         side += load_matrix(d_w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
     if da is not None:
         part = dc + (matrix * tl.num_programs(1) + tl.program_id(1)) * (S * C)
-        weights = load_matrix(w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
+        weights = load_operand(w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
         for column in range(0, C, BLOCK_C):
-            d_block = load_matrix(da + matrix * (P * C), row, column, P, C, TILE, BLOCK_C)
-            of_c = _load_map(c, c_strides, column, S, C, BLOCK_S, BLOCK_C)
+            d_block = load_operand(da + matrix * (P * C), row, column, P, C, TILE, BLOCK_C)
+            of_c = load_map(c, c_strides, column, S, C, BLOCK_S, BLOCK_C)
             side = product(d_block, tl.trans(of_c), side, PRECISION)
             nothing = tl.zeros([BLOCK_C, BLOCK_S], tl.float32)
             d_map = product(tl.trans(d_block), weights, nothing, PRECISION)
@@ -98,15 +101,15 @@ def _side_total(
 
 
 @triton.jit
-def _load_map(
+def load_map(
     c, strides, column,
     S: tl.constexpr, C: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Columns of the output map [S, C], in float32."""
+    """Columns of the output map [S, C], in its own dtype."""
     s, i = tl.arange(0, BLOCK_S), column + tl.arange(0, BLOCK_C)
     exists = (s < S)[:, None] & (i < C)[None, :]
     places = c + s[:, None] * strides[0] + i[None, :] * strides[1]
-    return tl.load(places, mask=exists, other=0.0).to(tl.float32)
+    return tl.load(places, mask=exists, other=0.0)
 
 
 @triton.jit

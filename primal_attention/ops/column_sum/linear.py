@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.op import Op
 from primal_attention.ops.products import affine
 from primal_attention.precision import exact
 
@@ -71,13 +71,16 @@ def _gradients(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(grad if wants else None for wants, grad in zip(wanted, grads, strict=True))
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::linear_forward", forward_composed, mutates_args=()
+_forward = Op(
+    "linear_forward",
+    forward_composed,
+    _empty_output,
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::linear_backward", backward_composed, mutates_args=()
+_backward = Op(
+    "linear_backward",
+    backward_composed,
+    _empty_gradients,
+    fused="primal_attention.ops.column_sum.triton.backward",
 )
-_forward.register_fake(_empty_output)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_backward, backward_composed, "primal_attention.ops.column_sum.triton", "backward")

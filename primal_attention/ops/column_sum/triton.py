@@ -13,8 +13,9 @@ from torch import Tensor
 from primal_attention.ops.column_sum.linear import products
 from primal_attention.ops.column_sum.triton_add_up import add_up
 from primal_attention.ops.column_sum.triton_blocks import row_sum_blocks
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import padded
-from primal_attention.ops.triton_launch import DOTS, device_of
+from primal_attention.ops.triton_launch import DOTS
 from primal_attention.precision import exact
 
 _ROWS, _COLUMNS = 32, 128  # of a block

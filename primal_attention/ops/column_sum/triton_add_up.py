@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from primal_attention.ops.column_sum.triton_blocks import BLOCK, add_up_blocks
-from primal_attention.ops.triton_launch import device_of
+from primal_attention.ops.gpu import device_of
 
 _FEW = 128  # parts, that few reads take
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
+
 BLOCK = tl.constexpr(32)  # entries of a total that one program takes
 
 
+@launched
 @triton.jit(do_not_specialize=["R", "share"])
 def row_sum_blocks(
     rows, parts, stride, R, E, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr
@@ -31,6 +34,7 @@ def row_sum_blocks(
     tl.store(parts + program * E + c, tl.sum(sums, 0).to(parts.dtype.element_ty), mask=c < E)
 
 
+@launched
 @triton.jit(do_not_specialize=["number_0", "number_1", "number_2", "number_3"])
 def add_up_blocks(
     parts_0, total_0, parts_1, total_1, parts_2, total_2, parts_3, total_3,

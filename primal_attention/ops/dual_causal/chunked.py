@@ -21,9 +21,9 @@ from primal_attention.ops.dual_causal import pieces, reference
 from primal_attention.ops.dual_causal.pieces import Pieces, Side
 from primal_attention.ops.dual_causal.reference import DualCausalResult
 from primal_attention.ops.dual_causal.sizes import FORWARD, dims, fused_states, is_fused, key
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.launch import empty_rows
+from primal_attention.ops.op import Op
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 
@@ -283,14 +283,17 @@ def _zeros(
     return q.new_zeros((*q.shape[:3], dims(q, h, c_e, c_r)[-1]))
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::dual_causal_forward", forward_in_pieces, mutates_args=()
+_forward = Op(
+    "dual_causal_forward",
+    forward_in_pieces,
+    empty_outputs,
+    fused="primal_attention.ops.dual_causal.triton.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::dual_causal_backward", backward_in_pieces, mutates_args=()
+_backward = Op(
+    "dual_causal_backward",
+    backward_in_pieces,
+    _empty_gradients,
+    fused="primal_attention.ops.dual_causal.triton.backward",
 )
-_forward.register_fake(empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_forward, forward_in_pieces, "primal_attention.ops.dual_causal.triton", "forward")
-on_gpu(_backward, backward_in_pieces, "primal_attention.ops.dual_causal.triton", "backward")

@@ -15,10 +15,11 @@ from primal_attention.ops.gpu import uses_fused
 from primal_attention.ops.launch import Config
 
 # By the largest padded width and the arithmetic of products. Both passes walk over the same blocks:
-# the states that the forward pass leaves are those before each of them.
+# the states that the forward pass leaves are those before each of them. With three stages the next
+# block is read while one is worked on, where two programs of a multiprocessor have room for both.
 FORWARD = {
     (32, "bf16"): Config(block=64, num_warps=4, num_stages=3),
-    (64, "bf16"): Config(block=64, num_warps=4, num_stages=2),
+    (64, "bf16"): Config(block=64, num_warps=4, num_stages=3),
     (128, "bf16"): Config(block=32, num_warps=8, num_stages=1),
     (32, "tf32"): Config(block=32, num_warps=4, num_stages=2),
     (64, "tf32"): Config(block=32, num_warps=8, num_stages=1),
@@ -28,7 +29,9 @@ FORWARD = {
 BACKWARD = {
     **FORWARD,
     (32, "bf16"): Config(block=64, num_warps=4, num_stages=2),
+    (64, "bf16"): Config(block=64, num_warps=4, num_stages=2),
 }
+SUMS = FORWARD  # of segments
 _STATES = {torch.bfloat16: torch.bfloat16}  # as the products take them; else float32
 
 
@@ -47,6 +50,12 @@ def key(q: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> tuple[i
 def key_of(dtype: torch.dtype, *widths: int) -> tuple[int, str]:
     """The same by the dtype of the queries, and P, S and V."""
     return max(launch.padded(max(widths)), 32), launch.PRECISION.get(dtype, "")
+
+
+def score_stages(where: tuple[int, str], directions: int) -> int:
+    """Of the programs for scores, which keep less: few directions leave room for a stage more."""
+    more = where == (64, "bf16") and directions <= 32
+    return BACKWARD[where].num_stages + more
 
 
 def takes(

@@ -18,16 +18,18 @@ from primal_attention.ops.column_sum.triton_add_up import add_up
 from primal_attention.ops.dual_causal.sizes import (
     BACKWARD,
     FORWARD,
+    SUMS,
     dims,
     fused_states,
     key,
+    score_stages,
     takes,
 )
-from primal_attention.ops.dual_causal.triton_blocks import segment_moments
+from primal_attention.ops.dual_causal.triton_blocks import segment_gradients, segment_sums
 from primal_attention.ops.dual_causal.triton_gradient_walks import backward_walk
-from primal_attention.ops.dual_causal.triton_running import running
+from primal_attention.ops.dual_causal.triton_running import Side, running
 from primal_attention.ops.dual_causal.triton_walks import forward_walk
-from primal_attention.ops.launch import Config, Segments
+from primal_attention.ops.launch import Config
 from primal_attention.ops.triton_launch import count_strides, strides
 
 __all__ = ["backward", "forward", "takes"]
@@ -51,31 +53,34 @@ def forward(
     inverse_n: Tensor | None = None,  # [B]: what the sums after the last token are multiplied by
 ) -> tuple[Tensor, ...]:
     """Outputs, sums after the last token, Gram matrices, and the sums before each block."""
-    (B, N, H, P), (_, S, V) = q.shape, dims(q, h, c_e, c_r)
-    config = FORWARD[key(q, h, c_e, c_r)]
-    sizes = _compiled_for(q, h, c_e, c_r, config)
+    (B, N, H, P), (_, S, V), where = q.shape, dims(q, h, c_e, c_r), key(q, h, c_e, c_r)
+    config = FORWARD[where]
     segments, mask = launch.divide(q, config.block), launch.mask_bytes(token_mask)
     q, k, h = (launch.contiguous_rows(x) for x in (q, k, h))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
-    moments = [
-        _moments(z, rows, None, counts, mask, segments, sizes, name)
-        for z, rows, name in ((q, h_e, map_q), (k, h_r, map_k))
+    totals = [launch.float32(q, B, H, P, P) if grams else None for _ in range(2)]
+    sizes = _compiled_for(SUMS[where], q, P=P, S=S)
+    sides = [
+        _summed(z, rows, mask, start, total, layout, {**sizes, "FEATURE_MAP": name})
+        for z, rows, start, total, name in (
+            (q, h_e, q_before, totals[0], map_q),
+            (k, h_r, k_before, totals[1], map_k),
+        )
     ]
-    befores = (q_before, moments[0]), (k_before, moments[1])
-    before = running(*befores, number=segments.number, backward=False)
+    before = running(*sides, number=segments.number, backward=False)
     out = q.new_empty(B, N, H, V)
     after = launch.float32(q, B, H, P, S), launch.float32(q, B, H, P, S)
-    parts = [launch.float32(q, B, segments.number, H, P, P) if grams else None for _ in range(2)]
     states = fused_states(q, h, config.block) if keep else None
-    forward_walk[((2 if grams else 1) * B * segments.number * H,)](
+    forward_walk[(B * segments.number * H,)](
         q, k, h_e, h_r, c_e, c_r, *launch.contiguous(bias), *before, counts, mask, inverse_n,
-        out, *after, *parts, states,
+        out, *after, states,
         strides(q), strides(k), strides(h_e), _map_strides(c_e), _map_strides(c_r),
-        count_strides(counts), strides(out), *layout, MAP_Q=map_q, MAP_K=map_k, **sizes,
+        count_strides(counts), strides(out), *layout, MAP_Q=map_q, MAP_K=map_k,
+        **_compiled_for(config, q, P=P, S=S, V=V),
     )  # fmt: skip
-    gram_q, gram_k = (launch.float32(q, 0) if part is None else _added(part) for part in parts)
-    return out, *after, gram_q, gram_k, launch.float32(q, 0) if states is None else states
+    optional = *totals, states
+    return out, *after, *(launch.float32(q, 0) if x is None else x for x in optional)
 
 
 def backward(q: Tensor, k: Tensor, h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -111,19 +116,24 @@ def write_gradients(
 
     They are empty where these are not given.
     """
-    (B, N, H, P), (_, S, V) = q.shape, dims(q, h, c_e, c_r)
-    config = BACKWARD[key(q, h, c_e, c_r)]
-    sizes = _compiled_for(q, h, c_e, c_r, config)
+    (B, N, H, P), (_, S, V), where = q.shape, dims(q, h, c_e, c_r), key(q, h, c_e, c_r)
+    config = BACKWARD[where]
     segments, mask = launch.divide(q, config.block), launch.mask_bytes(token_mask)
     q, k, h, d_out = (launch.contiguous_rows(x) for x in (q, k, h, d_out))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
-    moments = [  # what the tokens of a segment pass to earlier ones, of the queries, of the keys
-        None if c is None else _moments(z, d_out, c, counts, mask, segments, sizes, name)
-        for z, c, name in ((k, c_r, map_k), (q, c_e, map_q))
-    ]
-    afters = (d_q_side, moments[0]), (d_k_side, moments[1])
-    d_after = running(*afters, number=segments.number, backward=True, inverse_n=inverse_n)
+    moments: list[Tensor | None] = [None, None]
+    if segments.number > 1:
+        room = B, segments.number, H, P, S
+        moments = [None if c is None else launch.float32(q, *room) for c in (c_r, c_e)]
+        segment_gradients[(B * segments.number * H,)](
+            q, k, c_e, c_r, counts, mask, d_out, *moments,
+            strides(q), strides(k), _map_strides(c_e), _map_strides(c_r), count_strides(counts),
+            strides(d_out), *layout, MAP_Q=map_q, MAP_K=map_k,
+            **_compiled_for(SUMS[where], q, P=P, S=S, V=V),
+        )  # fmt: skip
+    sides = map(Side, (d_q_side, d_k_side), moments)
+    d_after = running(*sides, number=segments.number, backward=True, inverse_n=inverse_n)
     left = inverse_n if segments.number == 1 else None  # else the running sums have it
     dq, dk, dh = d_tokens
     dh_e, dh_r = dh.unbind(2)
@@ -143,7 +153,8 @@ def write_gradients(
         dq, dk, dh_e, dh_r, columns, *parts, *d_before,
         strides(q), strides(k), strides(h_e), _map_strides(c_e), _map_strides(c_r),
         count_strides(counts), strides(d_out), strides(dq), strides(dk), strides(dh_e), *layout,
-        MAP_Q=map_q, MAP_K=map_k, **sizes,
+        SCORE_STAGES=score_stages(where, S), MAP_Q=map_q, MAP_K=map_k,
+        **_compiled_for(config, q, P=P, S=S, V=V),
     )  # fmt: skip
     given = zip((c_e, c_r, bias), shapes, strict=True)
     small = [q.new_empty(0) if x is None else x.new_empty(shape) for x, shape in given]
@@ -153,42 +164,40 @@ def write_gradients(
     return dc_e, dc_r, d_bias, dq_before, dk_before
 
 
-def _compiled_for(
-    q: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None, config: Config
-) -> dict[str, Any]:
-    sizes: dict[str, Any] = dict(zip("PSV", dims(q, h, c_e, c_r), strict=True))
-    widths = {f"WIDTH_{name}": launch.padded(size) for name, size in sizes.items()}
-    rest = {"PRECISION": launch.PRECISION[q.dtype], "STAGES": config.num_stages}
-    return {**sizes, **widths, "BLOCK": config.block, **rest, "num_warps": config.num_warps}
+def _summed(
+    z: Tensor,
+    h: Tensor,
+    mask: Tensor | None,
+    start: Tensor | None,
+    gram: Tensor | None,
+    layout: tuple[int, int, int, int],
+    sizes: dict[str, Any],
+) -> Side:
+    """What each segment adds to the sum of a side, and to its Gram matrix where that is wanted.
+
+    One alone adds its sum while it is walked over, and its Gram matrix is that of all tokens.
+    """
+    (_, H, number, _), alone = layout, layout[2] == 1
+    room = len(z), number, H, sizes["P"]
+    moments = None if alone else launch.float32(z, *room, sizes["S"])
+    parts = gram if alone or gram is None else launch.float32(z, *room, sizes["P"])
+    if not alone or gram is not None:
+        segment_sums[(len(z) * number * H,)](
+            z, h, mask, moments, parts, strides(z), strides(h), *layout, **sizes
+        )
+    return Side(start, moments, parts, gram)
+
+
+def _compiled_for(config: Config, q: Tensor, **sizes: int) -> dict[str, Any]:
+    return {
+        **sizes,
+        **{f"WIDTH_{name}": launch.padded(size) for name, size in sizes.items()},
+        "BLOCK": config.block,
+        "PRECISION": launch.PRECISION[q.dtype],
+        "STAGES": config.num_stages,
+        "num_warps": config.num_warps,
+    }
 
 
 def _map_strides(c: Tensor | None) -> tuple[int, ...]:
     return (0, 0) if c is None else c.stride()
-
-
-def _added(parts: Tensor) -> Tensor:
-    """The parts of all segments, [B, segments, ...], added up."""
-    return parts[:, 0] if parts.shape[1] == 1 else parts.sum(1)
-
-
-def _moments(
-    z: Tensor,
-    rows: Tensor,
-    c: Tensor | None,
-    counts: Tensor | None,
-    mask: Tensor | None,
-    segments: Segments,
-    sizes: dict[str, Any],
-    feature_map: str,
-) -> Tensor | None:
-    """What each segment adds to the sum of a side, [B, segments, H, P, S]; None for one alone."""
-    if segments.number == 1:
-        return None
-    B, N, H, P = z.shape
-    moments = launch.float32(z, B, segments.number, H, P, sizes["S"])
-    segment_moments[(B * segments.number * H,)](
-        z, rows, c, counts, mask, moments,
-        strides(z), strides(rows), _map_strides(c), count_strides(counts),
-        N, H, segments.number, segments.tokens, FEATURE_MAP=feature_map, **sizes,
-    )  # fmt: skip
-    return moments

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import features, inverse_norms, scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
@@ -155,82 +156,111 @@ def read_from(base, far, far_factor, far_rows, far_side, PRECISION: tl.constexpr
     return product(past(kernel_matrix), far_rows, read, PRECISION)
 
 
+@launched
 @triton.jit
-def segment_moments(
-    z, values, c, counts, mask, moments, strides, value_strides, c_strides, count_strides,
-    N, H, number, tokens,
-    P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
-    WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
+def segment_sums(
+    z, h, mask, moments, gram, strides, h_strides, N, H, number, tokens,
+    P: tl.constexpr, S: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, FEATURE_MAP: tl.constexpr,
 ):  # fmt: skip
-    """Sums of phi v^T over the tokens of each segment.
-
-    The values v are rows [n, S]; or, with a map c, what the rows [n, V] of the outputs' gradient
-    give to the scores.
-    """
+    """What each segment adds to the sum of phi h^T and to the Gram matrix, of those wanted."""
     program = tl.program_id(0)
-    b, h, first, last = share_of_tokens(program, N, H, number, tokens)
-    z, values = segment_of(z, strides, b, h, first), segment_of(values, value_strides, b, h, first)
-    matrix = map_of(c, c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
-    total = tl.zeros([WIDTH_P, WIDTH_S], tl.float32)
+    b, head, first, last = share_of_tokens(program, N, H, number, tokens)
+    z, h = segment_of(z, strides, b, head, first), segment_of(h, h_strides, b, head, first)
+    sum_h = tl.zeros([WIDTH_P, WIDTH_S], tl.float32)
+    sum_phi = tl.zeros([WIDTH_P, WIDTH_P], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         row = walk(0, last - first, step, BLOCK, False)
-        start = first + row
-        real = real_tokens(mask, b, N, start, last, BLOCK)
+        real = real_tokens(mask, b, N, first + row, last, BLOCK)
         base, factor, _ = features_of(
             z, row, strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
-        if c is None:
-            v = rows_of(values, row, value_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
-        else:
-            dy = rows_of(values, row, value_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
-            share = share_of(counts, count_strides, b, start, last, BLOCK)
-            v = scaled(times(dy, tl.trans(matrix), PRECISION), share)
-        total = product(tl.trans(base), scaled(v, factor), total, PRECISION)
-    store_matrix(moments, program, total, P, S)
+        # Gram matrices come last: in the other order the assembler of Triton 3.6 has the second
+        # product read where a register points that nothing was written to.
+        if moments is not None:
+            rows = rows_of(h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+            sum_h = product(tl.trans(base), scaled(rows, factor), sum_h, PRECISION)
+        if gram is not None:
+            sum_phi = product(tl.trans(base), scaled(base, factor * factor), sum_phi, PRECISION)
+    if moments is not None:
+        store_matrix(moments, program, sum_h, P, S)
+    if gram is not None:
+        store_matrix(gram, program, sum_phi, P, P)
 
 
+@launched
 @triton.jit
-def sum_grams(
-    program, q, k, mask, gram_q, gram_k, q_strides, k_strides, N, H, number, tokens,
-    P: tl.constexpr, WIDTH_P: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
+def segment_gradients(
+    q, k, c_e, c_r, counts, mask, d_out, dq_moments, dk_moments,
+    q_strides, k_strides, c_e_strides, c_r_strides, count_strides, d_out_strides,
+    N, H, number, tokens,
+    P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
+    WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
 ):  # fmt: skip
-    """The sums of phi phi^T over the tokens of a segment."""
+    """What each segment but the first passes to the gradients of the sums before it.
+
+    With u = 1 / n the maps are applied last: phi^T (u d_out C^T) = (phi^T u d_out) C^T.
+    """
+    program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
+    last = tl.where(first == 0, 0, last)
     q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
-    sum_q = tl.zeros([WIDTH_P, WIDTH_P], tl.float32)
-    sum_k = tl.zeros([WIDTH_P, WIDTH_P], tl.float32)
+    d_out = segment_of(d_out, d_out_strides, b, h, first)
+    sum_q = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
+    sum_k = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         row = walk(0, last - first, step, BLOCK, False)
         start = first + row
         real = real_tokens(mask, b, N, start, last, BLOCK)
-        z_q, f_q, _ = features_of(
-            q, row, q_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
-        )  # fmt: skip
-        z_k, f_k, _ = features_of(
-            k, row, k_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_K
-        )  # fmt: skip
-        sum_q = product(tl.trans(z_q), scaled(z_q, f_q * f_q), sum_q, PRECISION)
-        sum_k = product(tl.trans(z_k), scaled(z_k, f_k * f_k), sum_k, PRECISION)
-    store_matrix(gram_q, program, sum_q, P, P)
-    store_matrix(gram_k, program, sum_k, P, P)
+        share = share_of(counts, count_strides, b, start, last, BLOCK)
+        dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
+        if c_e is not None:
+            z_q, f_q, _ = features_of(
+                q, row, q_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
+            )  # fmt: skip
+            sum_q = product(tl.trans(z_q), scaled(dy, f_q * share), sum_q, PRECISION)
+        if c_r is not None:
+            z_k, f_k, _ = features_of(
+                k, row, k_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_K
+            )  # fmt: skip
+            sum_k = product(tl.trans(z_k), scaled(dy, f_k * share), sum_k, PRECISION)
+    if c_e is not None:
+        map_e = map_of(c_e, c_e_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
+        store_matrix(dk_moments, program, times(sum_q, tl.trans(map_e), PRECISION), P, S)
+    if c_r is not None:
+        map_r = map_of(c_r, c_r_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
+        store_matrix(dq_moments, program, times(sum_k, tl.trans(map_r), PRECISION), P, S)
 
 
-@triton.jit(do_not_specialize=["number", "size"])
+@launched
+@triton.jit(do_not_specialize=["number", "size", "gram_size"])
 def running_sums(
-    start_0, moments_0, result_0, start_1, moments_1, result_1, inverse_n, number, size,
+    start_0, moments_0, result_0, parts_0, gram_0, start_1, moments_1, result_1, parts_1, gram_1,
+    inverse_n, number, size, gram_size,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Some entries of all segments of one sequence."""
+    """Some entries of all segments of one sequence: sums before each, the Gram matrix of all."""
     if tl.program_id(2) == 0:
         _running_side(
             start_0, moments_0, result_0, inverse_n, number, size, HEIGHT, WIDTH, BACKWARD
         )  # fmt: skip
+        _added_side(parts_0, gram_0, number, gram_size, HEIGHT, WIDTH)
     else:
         _running_side(
             start_1, moments_1, result_1, inverse_n, number, size, HEIGHT, WIDTH, BACKWARD
         )  # fmt: skip
+        _added_side(parts_1, gram_1, number, gram_size, HEIGHT, WIDTH)
+
+
+@triton.jit
+def _entries(number, size, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Sequence, segments and entries of a program; where they lie in [B, number, size], and if."""
+    b = tl.program_id(0).to(tl.int64)
+    place, segment = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH), tl.arange(0, HEIGHT)
+    exists = (segment < number)[:, None] & (place < size)[None, :]
+    return b, segment, place, (b * number + segment)[:, None] * size + place[None, :], exists
 
 
 @triton.jit
@@ -239,10 +269,7 @@ def _running_side(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     if result is not None:
-        b = tl.program_id(0).to(tl.int64)
-        place, segment = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH), tl.arange(0, HEIGHT)
-        exists = (segment < number)[:, None] & (place < size)[None, :]
-        offsets = (b * number + segment)[:, None] * size + place[None, :]
+        b, segment, place, offsets, exists = _entries(number, size, HEIGHT, WIDTH)
         sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
         if moments is not None:  # those of the neighbour, which the sum has grown by
             ends = segment == number - 1 if BACKWARD else segment == 0
@@ -253,3 +280,11 @@ def _running_side(
             begin = tl.load(start + b * size + place, mask=place < size, other=0.0)
             sums += (begin * inverse_of(inverse_n, b))[None, :]
         tl.store(result + offsets, sums, mask=exists)
+
+
+@triton.jit
+def _added_side(parts, gram, number, size, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    if parts is not None:
+        b, _, place, offsets, exists = _entries(number, size, HEIGHT, WIDTH)
+        total = tl.sum(tl.load(parts + offsets, mask=exists, other=0.0), 0)
+        tl.store(gram + b * size + place, total, mask=place < size)

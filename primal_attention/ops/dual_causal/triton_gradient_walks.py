@@ -27,6 +27,7 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     store_rows,
     times,
 )
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import by_eight, pull_back, scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
@@ -42,6 +43,7 @@ from primal_attention.ops.triton_sums import (
 )
 
 
+@launched
 @triton.jit
 def backward_walk(
     q, k, h_e, h_r, c_e, c_r, counts, mask, inverse_n, states, d_out, dq_after, dk_after,
@@ -51,7 +53,7 @@ def backward_walk(
     P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
+    SCORE_STAGES: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
 ):  # fmt: skip
     """All gradients: of every four programs two take the features of a side, two its scores.
 
@@ -84,7 +86,7 @@ def backward_walk(
             dh_e, dc_e, d_bias, columns, of_h,
             q_strides, k_strides, h_strides, c_r_strides, count_strides,
             d_out_strides, dh_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_Q, MAP_K, 1,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES, MAP_Q, MAP_K, 1,
         )  # fmt: skip
     else:
         _backward_scores(
@@ -92,7 +94,7 @@ def backward_walk(
             dh_r, dc_r, None, columns, of_h + H * S,
             k_strides, q_strides, h_strides, c_e_strides, count_strides,
             d_out_strides, dh_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_K, MAP_Q, 0,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES, MAP_K, MAP_Q, 0,
         )  # fmt: skip
 
 

@@ -1,8 +1,5 @@
 """The walk forward over the blocks of one segment, for both sides at once.
 
-Programs that share their tokens have neighbouring numbers, so that what one reads the others find
-in the cache.
-
 Letters: B batch, N tokens, H heads, P features, S directions, V outputs of a head, n tokens of a
 block.
 """
@@ -21,8 +18,8 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     segment_of,
     share_of,
     store_rows,
-    sum_grams,
 )
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
@@ -37,38 +34,10 @@ from primal_attention.ops.triton_sums import (
 )
 
 
+@launched
 @triton.jit
 def forward_walk(
     q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask, inverse_n,
-    out, q_after, k_after, gram_q, gram_k, states,
-    q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides, out_strides,
-    N, H, number, tokens,
-    P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
-    WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
-):  # fmt: skip
-    """Outputs and sums; programs with odd numbers take the Gram matrices, where wanted."""
-    kinds: tl.constexpr = 1 if gram_q is None else 2
-    program, kind = tl.program_id(0) // kinds, tl.program_id(0) % kinds
-    if kind == 0:
-        _outputs(
-            program, q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask, inverse_n,
-            out, q_after, k_after, states,
-            q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides, out_strides,
-            N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_Q, MAP_K,
-        )  # fmt: skip
-    elif gram_q is not None:
-        sum_grams(
-            program, q, k, mask, gram_q, gram_k, q_strides, k_strides, N, H, number, tokens,
-            P, WIDTH_P, BLOCK, PRECISION, STAGES, MAP_Q, MAP_K,
-        )  # fmt: skip
-
-
-@triton.jit
-def _outputs(
-    program, q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask, inverse_n,
     out, q_after, k_after, states,
     q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides, out_strides,
     N, H, number, tokens,
@@ -78,6 +47,7 @@ def _outputs(
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
 ):  # fmt: skip
     """Out = e C_e + r C_r + bias, and the sums of both sides, the last times inverse_n."""
+    program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
     q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
     h_e, h_r = segment_of(h_e, h_strides, b, h, first), segment_of(h_r, h_strides, b, h, first)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.ksvd import reference
+from primal_attention.ops.op import Op
 from primal_attention.precision import exact
 
 
@@ -38,7 +38,8 @@ def ksvd_objective(
     need not hold all digits of float32.
     """
     tensors = gram_q, gram_k, w_e_given_x, w_r_given_x, lambda_diag, trace, num_queries, num_keys
-    alike = [None if x is None else x.to(gram_q.dtype) for x in tensors]
+    dtype = gram_q.dtype
+    alike = [x if x is None or x.dtype == dtype else x.to(dtype) for x in tensors]
     mean: Tensor
     mean, _, _ = _forward(*alike, averaged, lambda_squared, squared, half)
     return mean
@@ -198,14 +199,17 @@ def _whole(
     return [mean]
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::ksvd_forward", forward_composed, mutates_args=()
+_forward = Op(
+    "ksvd_forward",
+    forward_composed,
+    _empty_outputs,
+    fused="primal_attention.ops.ksvd.triton.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::ksvd_backward", backward_composed, mutates_args=()
+_backward = Op(
+    "ksvd_backward",
+    backward_composed,
+    _empty_gradients,
+    fused="primal_attention.ops.ksvd.triton.backward",
 )
-_forward.register_fake(_empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_forward, forward_composed, "primal_attention.ops.ksvd.triton", "forward")
-on_gpu(_backward, backward_composed, "primal_attention.ops.ksvd.triton", "backward")

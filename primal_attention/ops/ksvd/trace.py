@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gpu import on_gpu
+from primal_attention.ops.op import Op
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 
@@ -55,14 +55,17 @@ def _gradients(ctx: Any, d_trace: Tensor) -> tuple[Tensor, Tensor]:
     return grads
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::trace_forward", forward_composed, mutates_args=()
+_forward = Op(
+    "trace_forward",
+    forward_composed,
+    _empty_output,
+    fused="primal_attention.ops.ksvd.triton_trace.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::trace_backward", backward_composed, mutates_args=()
+_backward = Op(
+    "trace_backward",
+    backward_composed,
+    _empty_gradients,
+    fused="primal_attention.ops.ksvd.triton_trace.backward",
 )
-_forward.register_fake(_empty_output)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_forward, forward_composed, "primal_attention.ops.ksvd.triton_trace", "forward")
-on_gpu(_backward, backward_composed, "primal_attention.ops.ksvd.triton_trace", "backward")

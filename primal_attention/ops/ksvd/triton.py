@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.ksvd.triton_blocks import energy_blocks, gradient_blocks, mean_block
 from primal_attention.ops.launch import padded
-from primal_attention.ops.triton_launch import PRODUCTS, contiguous, device_of, warps_of
+from primal_attention.ops.triton_launch import PRODUCTS, contiguous, warps_of
 
 _BLOCK = 64  # rows and columns of a Gram matrix that are multiplied at once, at most
 _TILE = 32  # directions, at most
-_SEQUENCES = 32  # whose J are added up at once
+_SEQUENCES, _PARTS = 256, 16  # whose J are added up at once, and how many parts of each
 _REGISTERS = {"maxnreg": 80}  # of a thread: one less than it would take, for one program more
 
 
@@ -49,7 +50,7 @@ def forward(
     w_e, w_r = _readable(w_e), _readable(w_r)
     shared = contiguous(lambda_diag, num_queries, num_keys)
     with device_of(gram_q):
-        energy_blocks[(B * H, 2, tiles)](
+        energy_blocks[(2 * B * H, tiles)](
             *contiguous(gram_q, gram_k), w_e, w_r, *shared, energies, parts,
             _strides(w_e), _strides(w_r), B, H, P, S,
             averaged, lambda_squared, trace is None, block, tile, _precision(half),
@@ -57,7 +58,7 @@ def forward(
         )  # fmt: skip
         mean_block[(1,)](
             parts, *contiguous(trace), *shared[1:], mean, slopes, B, H, 2 * H * tiles,
-            squared, _SEQUENCES, num_warps=4,
+            squared, _SEQUENCES, _PARTS, num_warps=4,
         )  # fmt: skip
     return mean, slopes, energies
 
@@ -86,7 +87,7 @@ def backward(
     w_e, w_r = _readable(w_e), _readable(w_r)
     blocks = -(-P // block)
     with device_of(gram_q):
-        gradient_blocks[((B + 1) * H, 2, 2 * blocks)](
+        gradient_blocks[(4 * (B + 1) * H, blocks)](
             *contiguous(gram_q, gram_k), w_e, w_r,
             *contiguous(lambda_diag, num_queries, num_keys), slopes, energies, d_mean,
             d_grams, d_weights, d_lambda, None if trace is None else d_trace,

@@ -11,12 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import load_matrix, product
 
 # Arguments whose values make no difference to the code.
 SIZES = ["B", "H"]
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def energy_blocks(
     gram_q, gram_k, w_e, w_r, lambda_diag, num_queries, num_keys, energies, parts,
@@ -25,7 +27,7 @@ def energy_blocks(
     BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The energies diag(W^T G W) of a tile of directions, and what they add to J."""
-    program, side, column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * TILE
+    program, side, column = tl.program_id(0) // 2, tl.program_id(0) % 2, tl.program_id(1) * TILE
     b, h = (program // H).to(tl.int64), (program % H).to(tl.int64)
     gram, w, other, num_tokens = _side_of(
         gram_q, gram_k, w_e, w_r, num_queries, num_keys, e_strides, r_strides, side, b, h
@@ -53,7 +55,7 @@ def energy_blocks(
     tl.store(energies + place + s, energy, mask=s < S)
     diagonal = _diagonal(lambda_diag, h, s, S, LAMBDA_SQUARED)
     part = tl.sum(diagonal * energy - own, 0) / (2 * H)  # either side has one half of the trace
-    tl.store(parts + (program * 2 + side) * tl.num_programs(2) + tl.program_id(2), part)
+    tl.store(parts + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), part)
 
 
 @triton.jit
@@ -81,10 +83,11 @@ def _diagonal(lambda_diag, h, s, S: tl.constexpr, LAMBDA_SQUARED: tl.constexpr):
     return diagonal * diagonal if LAMBDA_SQUARED else diagonal
 
 
+@launched
 @triton.jit(do_not_specialize=[*SIZES, "number"])
 def mean_block(
     parts, trace, num_queries, num_keys, mean, slopes, B, H, number,
-    SQUARED: tl.constexpr, BLOCK: tl.constexpr,
+    SQUARED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The mean over the sequences from the parts [B, number] of J, and its slopes, in one program.
 
@@ -95,12 +98,12 @@ def mean_block(
         count += tl.where(_is_real(num_queries, num_keys, start, B, BLOCK), 1.0, 0.0)
     share = 1.0 / tl.maximum(tl.sum(count, 0), 1.0)
     total = tl.zeros([BLOCK], tl.float32)
-    shift = _mean_of(trace, H, BLOCK)
-    c = tl.arange(0, BLOCK)
+    shift = _mean_of(trace, H, PARTS)
+    c = tl.arange(0, PARTS)
     for start in range(0, B, BLOCK):
         b = start + tl.arange(0, BLOCK)
         j = tl.zeros([BLOCK], tl.float32) - shift
-        for column in range(0, number, BLOCK):
+        for column in range(0, number, PARTS):
             places = parts + b[:, None].to(tl.int64) * number + (column + c)[None, :]
             exists = (b < B)[:, None] & (column + c < number)[None, :]
             j += tl.sum(tl.load(places, mask=exists, other=0.0), 1)
@@ -130,6 +133,7 @@ def _mean_of(trace, H, BLOCK: tl.constexpr):
     return tl.sum(total, 0) / H
 
 
+@launched
 @triton.jit(do_not_specialize=SIZES)
 def gradient_blocks(
     gram_q, gram_k, w_e, w_r, lambda_diag, num_queries, num_keys, slopes, energies, d_mean,
@@ -140,10 +144,12 @@ def gradient_blocks(
 ):  # fmt: skip
     """A block of rows of dW = (G + G^T) W diag(c), or of dG = W diag(c) W^T.
 
-    The first program of each head takes the sums over all sequences.
+    The first program of each head takes the sums over all sequences. Neighbours read the same
+    weights, which the second to read finds in the cache. The last sequences come first: where the
+    forward pass was just before, the cache has them still.
     """
-    program, side, kind = tl.program_id(0) - H, tl.program_id(1), tl.program_id(2) % 2
-    row = tl.program_id(2) // 2 * BLOCK
+    program, side, kind = tl.program_id(0) // 4 - H, tl.program_id(0) // 2 % 2, tl.program_id(0) % 2
+    row = tl.program_id(1) * BLOCK
     if program < 0:
         if (side == 0) & (kind == 0) & (row == 0):
             _sums_over_sequences(
@@ -151,7 +157,7 @@ def gradient_blocks(
                 (program + H).to(tl.int64), S, LAMBDA_SQUARED, TILE,
             )  # fmt: skip
         return
-    b, h = (program // H).to(tl.int64), (program % H).to(tl.int64)
+    b, h = (B - 1 - program // H).to(tl.int64), (program % H).to(tl.int64)
     gram, w, other, num_tokens = _side_of(
         gram_q, gram_k, w_e, w_r, num_queries, num_keys, e_strides, r_strides, side, b, h
     )
@@ -250,6 +256,7 @@ def _sums_over_sequences(
         tl.store(d_trace + h, -scale * tl.sum(total, 0))
 
 
+@launched
 @triton.jit(do_not_specialize=["number"])
 def trace_blocks(w_e, w_r, trace, number, BLOCK: tl.constexpr):
     """The sum of the products of one head's numbers."""
@@ -262,6 +269,7 @@ def trace_blocks(w_e, w_r, trace, number, BLOCK: tl.constexpr):
     tl.store(trace + h, tl.sum(total, 0))
 
 
+@launched
 @triton.jit(do_not_specialize=["number"])
 def trace_gradient_blocks(w_e, w_r, d_trace, dw_e, dw_r, number, BLOCK: tl.constexpr):
     """One head's trace gradient times the weights of the other side."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.ksvd.triton_blocks import trace_blocks, trace_gradient_blocks
-from primal_attention.ops.triton_launch import DOTS, contiguous, device_of
+from primal_attention.ops.triton_launch import DOTS, contiguous
 
 _BLOCK = 4096  # numbers
 

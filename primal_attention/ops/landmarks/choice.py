@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gpu import on_gpu
+from primal_attention.ops.op import Op
 
 
 class Landmarks(NamedTuple):
@@ -127,8 +127,9 @@ def _empty_index(
     return x.new_empty((x.shape[0], num_landmarks), dtype=torch.long)
 
 
-_index = torch.library.custom_op(
-    "primal_attention::landmark_index", landmark_index, mutates_args=()
+_index = Op(
+    "landmark_index",
+    landmark_index,
+    _empty_index,
+    fused="primal_attention.ops.landmarks.triton.landmark_index",
 )
-_index.register_fake(_empty_index)
-on_gpu(_index, landmark_index, "primal_attention.ops.landmarks.triton", "landmark_index")

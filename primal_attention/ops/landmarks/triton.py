@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.landmarks.triton_blocks import index_blocks
 from primal_attention.ops.launch import mask_bytes
-from primal_attention.ops.triton_launch import contiguous, device_of
+from primal_attention.ops.triton_launch import contiguous
 
 _BLOCK_M, _BLOCK_N = 32, 256
 

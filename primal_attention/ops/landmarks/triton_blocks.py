@@ -11,7 +11,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 
+
+@launched
 @triton.jit(do_not_specialize=["N", "M"])
 def index_blocks(
     mask, moves, drops, index, N, M, jitter, dropout,

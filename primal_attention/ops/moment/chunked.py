@@ -21,9 +21,9 @@ from primal_attention.ops.chunks import (
     zeroed,
 )
 from primal_attention.ops.features import features_of
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.moment import reference
+from primal_attention.ops.op import Op
 from primal_attention.precision import accumulation_dtype, exact
 
 
@@ -108,14 +108,17 @@ def _gradients(ctx: Any, d_moment: Tensor) -> tuple[Tensor | None, ...]:
     return (*_backward(z, values, token_mask, ctx.feature_map, d_moment), None, None)
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::moment_forward", forward_in_pieces, mutates_args=()
+_forward = Op(
+    "moment_forward",
+    forward_in_pieces,
+    _empty_output,
+    fused="primal_attention.ops.moment.triton.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::moment_backward", backward_in_pieces, mutates_args=()
+_backward = Op(
+    "moment_backward",
+    backward_in_pieces,
+    _empty_gradients,
+    fused="primal_attention.ops.moment.triton.backward",
 )
-_forward.register_fake(_empty_output)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_forward, forward_in_pieces, "primal_attention.ops.moment.triton", "forward")
-on_gpu(_backward, backward_in_pieces, "primal_attention.ops.moment.triton", "backward")

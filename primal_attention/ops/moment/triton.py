@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import mask_bytes, padded
 from primal_attention.ops.moment.triton_blocks import moment_blocks, pull_back_blocks
 from primal_attention.ops.triton_launch import (
@@ -17,7 +18,6 @@ from primal_attention.ops.triton_launch import (
     Config,
     batch_stride,
     contiguous,
-    device_of,
     readable,
     shares_of,
     strides,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import (
     LENGTHS,
     features,
@@ -29,6 +30,7 @@ from primal_attention.ops.triton_maps import (
 )
 
 
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def moment_blocks(
     z, values, mask, inverse_n, moment, z_strides, value_strides, N, H, splits, tokens,
@@ -39,20 +41,35 @@ def moment_blocks(
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
     column = tl.program_id(1) * TILE
     z, values = sequence_of(z, z_strides, b, h), sequence_of(values, value_strides, b, h)
-    total = tl.zeros([BLOCK_P, TILE], tl.float32)
-    for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, last, BLOCK_N)
-        rows = load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
-        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
-        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
-        row_values = load_rows(values, start, value_strides[1], real, column, S, TILE)
-        total = product(tl.trans(base), scaled(row_values, factor).to(DOT), total)
+    total = summed_moment(
+        z, values, mask, b, z_strides[1], value_strides[1], N, first, last, column,
+        P, S, FEATURE_MAP, DOT, BLOCK_N, BLOCK_P, TILE,
+    )  # fmt: skip
     if inverse_n is not None:
         total *= tl.load(inverse_n + b)
     program = tl.program_id(0).to(tl.int64)
     store_matrix(moment + program * (P * S), total, column, P, S)
 
 
+@triton.jit
+def summed_moment(
+    z, values, mask, b, z_stride, value_stride, N, first, last, column,
+    P: tl.constexpr, S: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The sum of phi h^T over the tokens from first to last, a tile of its columns."""
+    total = tl.zeros([BLOCK_P, TILE], tl.float32)
+    for start in range(first, last, BLOCK_N):
+        real = real_tokens(mask, b, N, start, last, BLOCK_N)
+        rows = load_rows(z, start, z_stride, real, 0, P, BLOCK_P)
+        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
+        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+        row_values = load_rows(values, start, value_stride, real, column, S, TILE)
+        total = product(tl.trans(base), scaled(row_values, factor).to(DOT), total)
+    return total
+
+
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def pull_back_blocks(
     z, values, matrix, d_gram, mask, inverse_n, dz, d_values,

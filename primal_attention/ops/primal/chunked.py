@@ -28,8 +28,8 @@ from primal_attention.ops.chunks import (
 )
 from primal_attention.ops.collapse import collapse
 from primal_attention.ops.features import features_of
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.op import Op
 from primal_attention.ops.primal.piece_gradients import d_features, d_outputs, twice
 from primal_attention.ops.primal.reference import PrimalResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -96,6 +96,11 @@ class _Side(NamedTuple):
     feature_map: str
 
 
+def _side(z: Tensor | None, a: Tensor | None, feature_map: str) -> _Side:
+    """With A in the dtype of the sums."""
+    return _Side(z, None if a is None else accumulate(a), feature_map)
+
+
 @exact
 def forward_in_pieces(
     q: Tensor,
@@ -113,10 +118,10 @@ def forward_in_pieces(
     out, *grams = empty_outputs(q, k, a_e, a_r, bias, token_mask, map_q, map_k, gram_q, gram_k)
     for gram_z in grams:
         gram_z.zero_()
-    scratch = Scratch(q)
+    sides, scratch = (_side(q, a_e, map_q), _side(k, a_r, map_k)), Scratch(q)
     for piece in token_chunks(q):
         total = None
-        for side, gram_z in zip((_Side(q, a_e, map_q), _Side(k, a_r, map_k)), grams, strict=True):
+        for side, gram_z in zip(sides, grams, strict=True):
             if side.z is None or (side.a is None and not gram_z.numel()):
                 continue
             phi = features_of(side.z, piece, token_mask, side.feature_map, scratch).phi
@@ -191,8 +196,8 @@ def write_gradients(
     """Write the gradients of q, k, a_e, a_r and bias, which may be written over these."""
     dq, dk, da_e, da_r, d_bias = grads
     sides = (
-        (_Side(q, a_e, map_q), twice(d_gram_q), dq, _sums_like(q, a_e)),
-        (_Side(k, a_r, map_k), twice(d_gram_k), dk, _sums_like(q, a_r)),
+        (_side(q, a_e, map_q), twice(d_gram_q), dq, _sums_like(q, a_e)),
+        (_side(k, a_r, map_k), twice(d_gram_k), dk, _sums_like(q, a_r)),
     )
     bias_sum, scratch = torch.zeros_like(accumulate(d_bias)), Scratch(q)
     for piece in token_chunks(q):
@@ -277,14 +282,17 @@ def in_one_piece(
     return out.to(q.dtype), grams[0], grams[1]
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::primal_forward", forward_in_pieces, mutates_args=()
+_forward = Op(
+    "primal_forward",
+    forward_in_pieces,
+    empty_outputs,
+    fused="primal_attention.ops.primal.triton.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::primal_backward", backward_in_pieces, mutates_args=()
+_backward = Op(
+    "primal_backward",
+    backward_in_pieces,
+    _empty_gradients,
+    fused="primal_attention.ops.primal.triton.backward",
 )
-_forward.register_fake(empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_forward, forward_in_pieces, "primal_attention.ops.primal.triton", "forward")
-on_gpu(_backward, backward_in_pieces, "primal_attention.ops.primal.triton", "backward")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import mask_bytes, padded
 from primal_attention.ops.moment.triton import add_moments, pull_back
 from primal_attention.ops.primal.triton_blocks import backward_blocks, forward_blocks
@@ -21,7 +22,6 @@ from primal_attention.ops.triton_launch import (
     batch_stride,
     contiguous,
     count_strides,
-    device_of,
     readable,
     shares_of,
     strides,

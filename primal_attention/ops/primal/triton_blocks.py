@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import (
     LENGTHS,
     by_eight,
@@ -31,6 +32,7 @@ from primal_attention.ops.triton_maps import (
 from primal_attention.ops.triton_sums import counted
 
 
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def forward_blocks(
     q, k, a_e, a_r, bias, mask, out, gram_q, gram_k,
@@ -48,6 +50,23 @@ def forward_blocks(
     head = h * (P * C)
     proj_e, scale_e = _projection(a_e, b * a_e_stride + head, column, P, C, BLOCK_P, TILE, DOT)
     proj_r, scale_r = _projection(a_r, b * a_r_stride + head, column, P, C, BLOCK_P, TILE, DOT)
+    attend(
+        q, k, bias, mask, out, gram_q, gram_k, proj_e, scale_e, proj_r, scale_r,
+        tl.program_id(0).to(tl.int64), b, q_strides[1], k_strides[1], out_strides[1],
+        N, first, last, column,
+        a_e is not None, a_r is not None, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE,
+    )  # fmt: skip
+
+
+@triton.jit
+def attend(
+    q, k, bias, mask, out, gram_q, gram_k, proj_e, scale_e, proj_r, scale_r,
+    program, b, q_stride, k_stride, out_stride, N, first, last, column,
+    HAS_E: tl.constexpr, HAS_R: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Out of the tokens from first to last, and the program's Gram matrices."""
     shift = tl.zeros([TILE], tl.float32)
     if bias is not None:
         c = column + tl.arange(0, TILE)
@@ -58,19 +77,18 @@ def forward_blocks(
         real = real_tokens(mask, b, N, start, last, BLOCK_N)
         total = tl.zeros([BLOCK_N, TILE], tl.float32) + shift[None, :]
         total, sum_q = _side_forward(
-            q, start, q_strides[1], real, column, proj_e, scale_e, total, sum_q,
-            a_e is not None, gram_q is not None, P, BLOCK_P, TILE, MAP_Q, DOT,
+            q, start, q_stride, real, column, proj_e, scale_e, total, sum_q,
+            HAS_E, gram_q is not None, P, BLOCK_P, TILE, MAP_Q, DOT,
         )  # fmt: skip
         if k is not None:
             total, sum_k = _side_forward(
-                k, start, k_strides[1], real, column, proj_r, scale_r, total, sum_k,
-                a_r is not None, gram_k is not None, P, BLOCK_P, TILE, MAP_K, DOT,
+                k, start, k_stride, real, column, proj_r, scale_r, total, sum_k,
+                HAS_R, gram_k is not None, P, BLOCK_P, TILE, MAP_K, DOT,
             )  # fmt: skip
         if out is not None:
             if mask is not None:
                 total = tl.where(real[:, None], total, 0.0)
-            store_rows(out, total, start, out_strides[1], last, column, C, TILE)
-    program = tl.program_id(0).to(tl.int64)
+            store_rows(out, total, start, out_stride, last, column, C, TILE)
     if gram_q is not None:
         store_matrix(gram_q + program * (P * P), sum_q, column, P, P)
     if gram_k is not None:
@@ -113,6 +131,7 @@ def _projection(
     return fitted(matrix, DOT)
 
 
+@launched
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_blocks(
     q, k, a_e, a_r, mask, counts, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias, sums,

@@ -21,7 +21,7 @@ from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.projected import node, reference
 from primal_attention.ops.projected.passes import IN_PIECES, compose_backward, compose_forward
 from primal_attention.ops.projected.reference import ProjectedResult
-from primal_attention.precision import accumulation_dtype
+from primal_attention.precision import accumulation_dtype, operand_dtype
 
 
 def projected_attention(
@@ -64,7 +64,9 @@ def _empty_outputs(
     (B, N, _), (H, _, S), P = x.shape, w_e.shape, weight.shape[0] // (2 * w_e.shape[0])
     *_, gram_q, gram_k = options
     lead, small = ((), w_e.dtype) if index is None else ((B,), x.dtype)
-    of_weights = partial(x.new_empty, dtype=accumulation_dtype(small))
+    sums = accumulation_dtype(small)
+    of_weights = partial(x.new_empty, dtype=sums)
+    of_a = partial(x.new_empty, dtype=sums if index is None else operand_dtype(weight.dtype, sums))
     of_grams = partial(x.new_empty, dtype=accumulation_dtype(weight.dtype))
     of_tokens = partial(x.new_empty, dtype=weight.dtype)
     nothing = of_weights(0) if index is None else x.new_empty(0)
@@ -75,7 +77,7 @@ def _empty_outputs(
         *(of_weights((*lead, H, P, S)) for _ in range(2)),
         of_tokens(0 if x.dtype == weight.dtype else x.shape),
         of_tokens((B, N, 2, H, P)),
-        *(nothing if c is None else of_weights((*lead, H, P, C)) for c in (c_e, c_r)),
+        *(nothing if c is None else of_a((*lead, H, P, C)) for c in (c_e, c_r)),
     )
 
 
@@ -104,14 +106,7 @@ def _empty_gradients(
 
 
 forward_composed = partial(compose_forward, IN_PIECES)
-
-
-def backward_composed(*inputs: Any) -> tuple[Tensor, ...]:
-    """Gradients of the first eight inputs, never written over what is spent."""
-    *given, _ = inputs
-    return compose_backward(IN_PIECES, *(*given, False))
-
-
+backward_composed = partial(compose_backward, IN_PIECES)
 _forward = node.register(
     "projected",
     node.Signature(

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.op import Op
 from primal_attention.precision import exact
 
 OUTPUTS = 5  # those with gradients: of the heads, both Gram matrices, both weights
@@ -57,24 +57,27 @@ def register(
     in_pieces: tuple[Callable[..., Any], Callable[..., Any]],  # forward, backward
     empty: tuple[Callable[..., Any], Callable[..., Any]],  # outputs, gradients
     reference: Callable[..., Sequence[Tensor]],
-) -> Callable[..., tuple[Tensor, ...]]:
+) -> Op:
     """The op of a forward pass, whose gradients are an op too."""
     forward, backward = map(exact, in_pieces)
-    forward_op: Any = torch.library.custom_op(
-        f"primal_attention::{name}_forward", forward, mutates_args=(), schema=signature.forward
+    fused = f"primal_attention.ops.{name}.triton"
+    backward_op = Op(
+        f"{name}_backward",
+        backward,
+        empty[1],
+        fused=f"{fused}.backward",
+        schema=signature.backward,
     )
-    backward_op: Any = torch.library.custom_op(
-        f"primal_attention::{name}_backward", backward, mutates_args=(), schema=signature.backward
-    )
-    forward_op.register_fake(empty[0])
-    backward_op.register_fake(empty[1])
     computed = partial(_with_spent, backward_op) if signature.spends else backward_op
-    forward_op.register_autograd(
-        partial(gradients, signature.number, computed, reference), setup_context=save
+    return Op(
+        f"{name}_forward",
+        forward,
+        empty[0],
+        fused=f"{fused}.forward",
+        gradients=partial(gradients, signature.number, computed, reference),
+        save=save,
+        schema=signature.forward,
     )
-    on_gpu(forward_op, forward, f"primal_attention.ops.{name}.triton", "forward")
-    on_gpu(backward_op, backward, f"primal_attention.ops.{name}.triton", "backward")
-    return forward_op  # type: ignore[no-any-return]
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse.composed import collapse_composed, side_backward
@@ -20,7 +19,7 @@ from primal_attention.ops.projected.frame import given_or_empty, project, projec
 from primal_attention.ops.running_mean import chunked as running_mean
 from primal_attention.ops.running_mean import token_counts
 from primal_attention.ops.sampled import composed as sampled
-from primal_attention.precision import accumulation_dtype
+from primal_attention.precision import accumulation_dtype, operand_dtype
 
 
 class Passes(NamedTuple):
@@ -35,6 +34,8 @@ class Passes(NamedTuple):
     means: Callable[..., tuple[Tensor, Tensor]]  # over the tokens up to each
     # Of queries and keys before the means, with their column sum; the others are written.
     mean_gradients: Callable[..., tuple[Tensor, Tensor]]
+    # Whether the gradients of q, k, A_e and A_r may be written over these.
+    takes_places: Callable[[Tensor, Tensor | None, Tensor | None], bool]
 
 
 def compose_forward(
@@ -55,12 +56,12 @@ def compose_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The five outputs; then what the backward pass needs: tokens, queries and keys, A_e, A_r."""
     rows, tokens = project(x, weight, shift)
-    qk = rearrange(rows, "b n (two h p) -> b n two h p", two=2, h=w_e.shape[0])
+    qk = torch.unflatten(rows, -1, (2, w_e.shape[0], -1))  # [B, N, 2, H, P]
     if causal:
         z = qk.flatten(2, 3)  # side by side they are heads of one tensor
         means, _ = passes.means(z, None, passes.counts(z, token_mask), token_mask)
         qk = means.view(qk.shape)
-    e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale)
+    e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale, weight.dtype)
     sides = given_side(a_e, c_e), given_side(a_r, c_r)
     out, gram_q, gram_k = passes.attend(*qk.unbind(2), *sides, bias, token_mask, *options)
     return out, gram_q, gram_k, e, r, tokens, qk, a_e, a_r
@@ -100,13 +101,14 @@ def compose_backward(
     d_r: Tensor | None,
     of_x: bool,
     of_weight: bool,
-    over: bool,
+    spent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first eight inputs; empty where they are not given or not wanted.
 
-    Those of q, k, A_e and A_r are written over them where that is said.
+    Those of q, k, A_e and A_r are written over them where these are spent and the passes can.
     """
     sides = given_side(a_e, c_e), given_side(a_r, c_r)
+    over = spent and passes.takes_places(qk, *sides)
     d_qk = qk if over else torch.empty_like(qk)
     da_e, da_r = (a if over and a is not None else empty_like(qk, a) for a in sides)
     d_bias = empty_like(qk, bias)
@@ -146,12 +148,19 @@ def weights_in_pieces(
     c_e: Tensor | None,
     c_r: Tensor | None,
     scale: float,
+    dtype: torch.dtype,  # of the projection
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
     if index is not None:
-        return sampled.forward_composed(x, index, w_e, w_r, c_e, c_r, scale)
+        e, r, a_e, a_r = sampled.forward_composed(x, index, w_e, w_r, c_e, c_r, scale)
+        return e, r, as_operand(a_e, c_e, dtype), as_operand(a_r, c_r, dtype)
     e, r = (w.new_empty(w.shape, dtype=accumulation_dtype(w.dtype)).copy_(w) for w in (w_e, w_r))
     return e, r, *collapse_composed(e, r, c_e, c_r)
+
+
+def as_operand(a: Tensor, c: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A_e or A_r of one sequence as it is kept; as it is where its side is not output."""
+    return a if c is None else a.to(operand_dtype(dtype, a.dtype))
 
 
 def column_sum_in_pieces(rows: Tensor) -> Tensor:
@@ -204,6 +213,11 @@ def add_gradients_in_pieces(
     return dw_e, dw_r, dc_e, dc_r
 
 
+def takes_no_places(*tensors: Any) -> bool:
+    """Pieces are read again after others were written."""
+    return False
+
+
 IN_PIECES = Passes(
     partial(token_counts, before=None),
     weights_in_pieces,
@@ -213,4 +227,5 @@ IN_PIECES = Passes(
     add_gradients_in_pieces,
     running_mean.forward_in_pieces,
     mean_gradients_in_pieces,
+    takes_no_places,
 )

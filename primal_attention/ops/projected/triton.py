@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse import triton as collapse
@@ -27,7 +26,7 @@ from primal_attention.ops.projected.passes import (
 from primal_attention.ops.running_mean import triton as running_mean
 from primal_attention.ops.sampled import triton as sampled
 from primal_attention.ops.triton_launch import DOTS, PRODUCTS
-from primal_attention.precision import exact
+from primal_attention.precision import exact, operand_dtype
 
 
 def takes(
@@ -42,14 +41,16 @@ def takes(
 
 
 def weights(
-    precision: str, x: Tensor, index: Tensor | None, w_e: Tensor, w_r: Tensor, *rest: Any
+    x: Tensor, index: Tensor | None, w_e: Tensor, w_r: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
-    c_e, c_r, scale = rest
+    c_e, c_r, scale, dtype = rest
+    precision = PRODUCTS[dtype]
     if index is None and collapse.takes(w_e, w_r, c_e, c_r):
         return collapse.forward_with_weights(w_e, w_r, c_e, c_r, precision)
     if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
-        return sampled.forward(x, index, w_e, w_r, c_e, c_r, scale, precision)
+        of_a = operand_dtype(dtype, torch.float32)
+        return sampled.forward(x, index, w_e, w_r, c_e, c_r, scale, precision, of_a)
     return weights_in_pieces(x, index, w_e, w_r, *rest)
 
 
@@ -140,7 +141,7 @@ def add_gradients(
     if index is None and collapse.takes(w_e, w_r, c_e, c_r):
         return collapse.backward(w_e, w_r, c_e, c_r, da_e, da_r, d_e, d_r, precision)
     if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
-        d_rows = None if dx is None else rearrange(dx, "b n (h p) -> b n h p", h=w_e.shape[0])
+        d_rows = None if dx is None else torch.unflatten(dx, -1, (w_e.shape[0], -1))
         return sampled.add_gradients(
             x, index, w_e, w_r, c_e, c_r, scale, *given, d_rows, precision=precision
         )
@@ -151,13 +152,14 @@ def fused_passes(dtype: torch.dtype) -> Passes:
     """The passes for a projection in this dtype."""
     return Passes(
         running_mean.counts_if_masked,
-        partial(weights, PRODUCTS[dtype]),
+        weights,
         primal.forward,
         write_gradients,
         column_sum,
         partial(add_gradients, PRODUCTS[dtype]),
         running_mean.forward,
         mean_gradients,
+        primal.takes_one_pass,
     )
 
 
@@ -169,12 +171,5 @@ def forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 @exact
 def backward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Gradients of the first eight inputs; empty where they are not given or not wanted.
-
-    Those of q, k, A_e and A_r are written over these where they are spent and one pass reads and
-    writes all of them.
-    """
-    *given, spent = rest
-    qk, a_e, a_r = given[15:18]
-    over = spent and primal.takes_one_pass(qk, a_e, a_r)
-    return compose_backward(fused_passes(weight.dtype), x, weight, *(*given, over))
+    """Gradients of the first eight inputs; empty where they are not given or not wanted."""
+    return compose_backward(fused_passes(weight.dtype), x, weight, *rest)

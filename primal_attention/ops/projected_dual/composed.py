@@ -23,7 +23,7 @@ from primal_attention.ops.projected_dual.passes import (
     compose_forward,
 )
 from primal_attention.ops.projected_dual.reference import directions_of
-from primal_attention.precision import accumulation_dtype
+from primal_attention.precision import accumulation_dtype, operand_dtype
 
 TENSORS = "Tensor x, Tensor weight, Tensor? shift, Tensor? c_e, Tensor? c_r, Tensor? bias"
 OPTIONS = "int num_heads, Tensor? token_mask, str map_q, str map_k"
@@ -65,13 +65,14 @@ def _empty_outputs(
     *_, gram_q, gram_k = options
     of_tokens = partial(x.new_empty, dtype=weight.dtype)
     of_sums = partial(x.new_empty, dtype=accumulation_dtype(weight.dtype))
+    of_a = operand_dtype(weight.dtype, accumulation_dtype(weight.dtype))
     return (
         of_tokens((B, N, H, C)),
         *(of_sums((B, H, P, P) if gram else 0) for gram in (gram_q, gram_k)),
         *(of_sums((B, H, P, S)) for _ in range(2)),
         of_tokens(0 if x.dtype == weight.dtype else x.shape),
         of_tokens((B, N, R)),
-        *(of_sums(0 if c is None else (B, H, P, C)) for c in (c_e, c_r)),
+        *(of_sums(0) if c is None else x.new_empty((B, H, P, C), dtype=of_a) for c in (c_e, c_r)),
         of_sums(B),
     )
 
@@ -97,14 +98,7 @@ def _empty_gradients(
 
 
 forward_composed = partial(compose_forward, IN_PIECES)
-
-
-def backward_composed(*inputs: Any) -> tuple[Tensor, ...]:
-    """Gradients of the first six inputs, never written over what is spent."""
-    *given, _ = inputs
-    return compose_backward(IN_PIECES, *(*given, False))
-
-
+backward_composed = partial(compose_backward, IN_PIECES)
 _forward = node.register(
     "projected_dual",
     node.Signature(

@@ -17,9 +17,11 @@ from primal_attention.ops.moment import chunked as moment
 from primal_attention.ops.primal.chunked import forward_in_pieces, write_gradients
 from primal_attention.ops.projected.frame import given_or_empty, project, projection_gradients
 from primal_attention.ops.projected.passes import (
+    as_operand,
     column_sum_in_pieces,
     empty_like,
     given_side,
+    takes_no_places,
     used,
 )
 from primal_attention.ops.projected_dual.reference import (
@@ -33,10 +35,11 @@ from primal_attention.ops.projected_dual.reference import (
 class DualPasses(NamedTuple):
     """One way to compute them."""
 
-    weights: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]  # W_e, W_r, A_e and A_r
-    attend: Callable[..., tuple[Tensor, Tensor, Tensor]]  # outputs and Gram matrices
+    attend: Callable[..., tuple[Tensor, ...]]  # outputs, Gram matrices, W_e, W_r, A_e and A_r
     write_gradients: Callable[..., tuple[Tensor, Tensor]]  # of what stands in the rows; of C
     column_sum: Callable[[Tensor], Tensor]  # of the gradients of what was projected
+    # Whether the gradients of what stands in the rows may be written over it.
+    takes_places: Callable[[Heads, Tensor | None, Tensor | None], bool]
 
 
 class Backward(NamedTuple):
@@ -79,10 +82,8 @@ def compose_forward(
     rows, tokens = project(x, weight, shift)
     heads = heads_of(rows, num_heads, directions_of(c_e, c_r))
     inverse_n = inverse_counts(x, token_mask, weight.dtype)
-    options = token_mask, map_q, map_k
-    e, r, a_e, a_r = passes.weights(heads, c_e, c_r, inverse_n, *options)
-    sides = given_side(a_e, c_e), given_side(a_r, c_r)
-    out, g_q, g_k = passes.attend(heads.q, heads.k, *sides, bias, *options, gram_q, gram_k)
+    options = token_mask, map_q, map_k, gram_q, gram_k
+    out, g_q, g_k, e, r, a_e, a_r = passes.attend(heads, c_e, c_r, bias, inverse_n, *options)
     return out, g_q, g_k, e, r, tokens, rows, a_e, a_r, inverse_n
 
 
@@ -112,23 +113,46 @@ def compose_backward(
     d_r: Tensor | None,
     of_x: bool,
     of_weight: bool,
-    over: bool,
+    spent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first six inputs; empty where they are not given or not wanted.
 
-    Those of the rows are written over them where that is said.
+    Those of the rows are written over them where these are spent and the passes can.
     """
     sides, d_outputs = (given_side(a_e, c_e), given_side(a_r, c_r)), (d_out, d_gram_q, d_gram_k)
     options = token_mask, map_q, map_k
     given = Backward(c_e, c_r, bias, *options, e, r, *sides, inverse_n, *d_outputs, d_e, d_r)
-    d_rows = rows if over else torch.empty_like(rows)
-    d_bias = empty_like(rows, bias)
-    heads, d_heads = (heads_of(t, num_heads, directions_of(c_e, c_r)) for t in (rows, d_rows))
+    heads = d_heads = heads_of(rows, num_heads, directions_of(c_e, c_r))
+    d_rows, d_bias = rows, empty_like(rows, bias)
+    if not spent or not passes.takes_places(heads, c_e, c_r):
+        d_rows = torch.empty_like(rows)
+        d_heads = heads_of(d_rows, num_heads, directions_of(c_e, c_r))
     dc_e, dc_r = passes.write_gradients(heads, given, d_heads, d_bias)
     d_shift = None if shift is None else passes.column_sum(d_rows.flatten(0, 1))
     d_projection = projection_gradients(x, weight, tokens, d_rows, of_x=of_x, of_weight=of_weight)
     dx, d_weight, d_shift = given_or_empty(x, *d_projection, d_shift)
     return dx, d_weight, d_shift, dc_e, dc_r, d_bias
+
+
+def attend_after(
+    weights: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]],  # W_e, W_r, A_e and A_r
+    attend: Callable[..., tuple[Tensor, Tensor, Tensor]],  # outputs and Gram matrices
+    heads: Heads,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    inverse_n: Tensor,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    gram_q: bool,
+    gram_k: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Outputs and Gram matrices after the weights, which come back too."""
+    options = token_mask, map_q, map_k
+    e, r, a_e, a_r = weights(heads, c_e, c_r, inverse_n, *options)
+    sides = given_side(a_e, c_e), given_side(a_r, c_r)
+    return *attend(heads.q, heads.k, *sides, bias, *options, gram_q, gram_k), e, r, a_e, a_r
 
 
 def weights_in_pieces(
@@ -145,7 +169,9 @@ def weights_in_pieces(
     r = moment.forward_in_pieces(heads.q, heads.h_e, token_mask, map_q)
     for total in (e, r):
         total *= inverse_n[:, None, None, None]
-    return e, r, *collapse_composed(e, r, c_e, c_r)
+    a_e, a_r = collapse_composed(e, r, c_e, c_r)
+    dtype = heads.q.dtype
+    return e, r, as_operand(a_e, c_e, dtype), as_operand(a_r, c_r, dtype)
 
 
 def write_apart(
@@ -189,8 +215,8 @@ def moments(
 
 
 IN_PIECES = DualPasses(
-    weights_in_pieces,
-    forward_in_pieces,
+    partial(attend_after, weights_in_pieces, forward_in_pieces),
     partial(write_apart, write_gradients, add_gradients_in_pieces),
     column_sum_in_pieces,
+    takes_no_places,
 )

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse.composed import collapse_composed
@@ -34,7 +33,7 @@ def heads_of(rows: Tensor, num_heads: int, num_directions: int) -> Heads:
     of_q = rows.shape[-1] // 2 - of_h
     ends = of_q, 2 * of_q, 2 * of_q + of_h
     sides = rows.tensor_split(ends, -1)
-    return Heads(*(rearrange(side, "b n (h p) -> b n h p", h=num_heads) for side in sides))
+    return Heads(*(torch.unflatten(side, -1, (num_heads, -1)) for side in sides))
 
 
 def directions_of(c_e: Tensor | None, c_r: Tensor | None) -> int:

@@ -5,8 +5,8 @@ Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S d
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
 
 from primal_attention.ops.dual_causal.reference import dual_causal_attention
@@ -21,8 +21,8 @@ def sides_of(rows: Tensor, num_heads: int, num_directions: int) -> tuple[Tensor,
     of_h = 2 * num_heads * num_directions
     of_q = (rows.shape[-1] - of_h) // 2
     q, k, h = rows.tensor_split((of_q, 2 * of_q), -1)
-    q, k = (rearrange(z, "b n (h p) -> b n h p", h=num_heads) for z in (q, k))
-    return q, k, rearrange(h, "b n (two h s) -> b n two h s", two=2, h=num_heads)
+    q, k = (torch.unflatten(z, -1, (num_heads, -1)) for z in (q, k))
+    return q, k, torch.unflatten(h, -1, (2, num_heads, -1))
 
 
 @exact

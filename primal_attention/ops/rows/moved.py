@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from primal_attention.ops.op import Op
 
 
 def moved(
@@ -41,6 +42,10 @@ def _gradients(ctx: Any, d_result: Tensor) -> tuple[Tensor, None, None]:
     return _moved(d_result, back, there), None, None
 
 
-_moved = torch.library.custom_op("primal_attention::moved", gathered, mutates_args=())
-_moved.register_fake(_empty_rows)
-_moved.register_autograd(_gradients, setup_context=_save)
+_moved = Op(
+    "moved",
+    gathered,
+    _empty_rows,
+    gradients=_gradients,
+    save=_save,
+)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops.chunks import masked, token_chunks
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.launch import empty_rows
+from primal_attention.ops.op import Op
 from primal_attention.ops.running_mean.reference import RunningMean
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
@@ -126,14 +126,19 @@ def _gradients_of_gradients(
     return (*_forward(d_dz, d_d_before, *ctx.saved_tensors), None, None)
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::running_mean_forward", forward_in_pieces, mutates_args=()
+_forward = Op(
+    "running_mean_forward",
+    forward_in_pieces,
+    _empty_outputs,
+    fused="primal_attention.ops.running_mean.triton.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::running_mean_backward", backward_in_pieces, mutates_args=()
+_backward = Op(
+    "running_mean_backward",
+    backward_in_pieces,
+    _empty_outputs,
+    fused="primal_attention.ops.running_mean.triton.backward",
+    gradients=_gradients_of_gradients,
+    save=_save,
 )
-for _op, _derivative in ((_forward, _gradients), (_backward, _gradients_of_gradients)):
-    _op.register_fake(_empty_outputs)
-    _op.register_autograd(_derivative, setup_context=_save)
-on_gpu(_forward, forward_in_pieces, "primal_attention.ops.running_mean.triton", "forward")
-on_gpu(_backward, backward_in_pieces, "primal_attention.ops.running_mean.triton", "backward")

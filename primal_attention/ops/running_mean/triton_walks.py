@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_sums import (
     carried,
     columns_of,
@@ -52,6 +53,7 @@ def _by_sixteen(rows):
     return tl.sum(groups, 0)
 
 
+@launched
 @triton.jit
 def add_up(
     x, counts, mask, strides, count_strides, N, H, number, tokens, sums,
@@ -72,6 +74,7 @@ def add_up(
     store_row(sums, program, tl.sum(total, 0), C, WIDTH)
 
 
+@launched
 @triton.jit
 def walk_along(
     x, counts, mask, strides, count_strides, N, H, number, tokens, sums, carry, y, total, columns,

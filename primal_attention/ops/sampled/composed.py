@@ -20,9 +20,9 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse.composed import side_backward
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.landmarks import Landmarks
+from primal_attention.ops.op import Op
 from primal_attention.ops.sampled import reference
 from primal_attention.ops.sampled.reference import SampledWeights
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -197,14 +197,17 @@ def _plain(
     return [x.new_empty(0) if each is None else each for each in result]
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::sampled_forward", forward_composed, mutates_args=()
+_forward = Op(
+    "sampled_forward",
+    forward_composed,
+    _empty_outputs,
+    fused="primal_attention.ops.sampled.triton.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::sampled_backward", backward_composed, mutates_args=()
+_backward = Op(
+    "sampled_backward",
+    backward_composed,
+    _empty_gradients,
+    fused="primal_attention.ops.sampled.triton.backward",
 )
-_forward.register_fake(_empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_forward, forward_composed, "primal_attention.ops.sampled.triton", "forward")
-on_gpu(_backward, backward_composed, "primal_attention.ops.sampled.triton", "backward")

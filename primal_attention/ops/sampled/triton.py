@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse.triton import (
@@ -20,6 +19,7 @@ from primal_attention.ops.collapse.triton import (
     pull_back,
 )
 from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import padded
 from primal_attention.ops.sampled.triton_blocks import (
     parameter_blocks,
@@ -31,7 +31,6 @@ from primal_attention.ops.triton_launch import (
     PRODUCTS,
     Config,
     contiguous,
-    device_of,
     readable,
     strides,
     writable,
@@ -84,6 +83,7 @@ def forward(
     c_r: Tensor | None,
     scale: float,
     precision: str | None = None,  # of the products; None: by the dtype of x
+    of_a: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
     precision = precision or PRODUCTS[x.dtype]
@@ -92,8 +92,10 @@ def forward(
     B, (H, M, _) = x.shape[0], w_e.shape
     sides = _sides(B * H * sizes.tiles)
     e, r = (x.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
-    a_e, a_r = (x.new_empty(0) if c is None else e.new_empty((B, H, P, C)) for c in (c_e, c_r))
-    rows = readable(rearrange(x, "b n (h p) -> b n h p", h=H))
+    a_e, a_r = (
+        x.new_empty(0) if c is None else x.new_empty((B, H, P, C), dtype=of_a) for c in (c_e, c_r)
+    )
+    rows = readable(torch.unflatten(x, -1, (H, -1)))
     with device_of(x):
         weight_blocks[(B * H, sizes.tiles, 2 // sides)](
             rows, index.contiguous(), *contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
@@ -122,7 +124,7 @@ def backward(
     """Gradients of x, w_e, w_r, c_e and c_r; empty where there is no such input."""
     dx = torch.empty_like(x)
     given = e, r, d_e, d_r, da_e, da_r
-    with writable(rearrange(dx, "b n (h p) -> b n h p", h=w_e.shape[0])) as d_rows:
+    with writable(torch.unflatten(dx, -1, (w_e.shape[0], -1))) as d_rows:
         assert d_rows is not None
         grads = add_gradients(x, index, w_e, w_r, c_e, c_r, scale, *given, d_rows.zero_())
     return dx, *grads
@@ -176,7 +178,7 @@ def _add_rows(
     P, S, _, tile, block, _ = sizes
     B, (H, M, _) = d_rows.shape[0], w_e.shape
     with device_of(d_rows):
-        row_blocks[(B * H, -(-M // _NEARBY), sizes.tiles)](
+        row_blocks[(B * H * -(-M // _NEARBY), sizes.tiles)](
             index, *contiguous(w_e, w_r), *totals, d_rows, strides(d_rows), H,
             M, P, S, _NEARBY, padded(M), tile, block, precision,
             num_warps=_NEARBY_WARPS, num_stages=1,
@@ -196,7 +198,7 @@ def _parameter_parts(
     group = -(-B * blocks * 2 // sides // config.programs)
     groups = -(-B // group)
     parts = [totals[0].new_empty((groups, H, M, S)) for _ in range(2)]
-    rows = readable(rearrange(x, "b n (h p) -> b n h p", h=H))
+    rows = readable(torch.unflatten(x, -1, (H, -1)))
     with device_of(x):
         parameter_blocks[(blocks, groups, 2 // sides)](
             rows, index, *totals, *parts, strides(rows), B, H, group,

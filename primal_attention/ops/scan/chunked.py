@@ -16,9 +16,9 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.chunks import head_first, mask_of, slices, zeroed
-from primal_attention.ops.gpu import on_gpu
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.launch import empty_rows
+from primal_attention.ops.op import Op
 from primal_attention.ops.scan import reference
 from primal_attention.ops.scan.reference import ScanResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -170,14 +170,17 @@ def _gradients(ctx: Any, d_out: Tensor, d_state: Tensor) -> tuple[Tensor | None,
     return (*grads, None, None, None)
 
 
-_forward = torch.library.custom_op(
-    "primal_attention::scan_forward", forward_in_pieces, mutates_args=()
+_forward = Op(
+    "scan_forward",
+    forward_in_pieces,
+    _empty_outputs,
+    fused="primal_attention.ops.scan.triton.forward",
+    gradients=_gradients,
+    save=_save,
 )
-_backward = torch.library.custom_op(
-    "primal_attention::scan_backward", backward_in_pieces, mutates_args=()
+_backward = Op(
+    "scan_backward",
+    backward_in_pieces,
+    _empty_gradients,
+    fused="primal_attention.ops.scan.triton.backward",
 )
-_forward.register_fake(_empty_outputs)
-_backward.register_fake(_empty_gradients)
-_forward.register_autograd(_gradients, setup_context=_save)
-on_gpu(_forward, forward_in_pieces, "primal_attention.ops.scan.triton", "forward")
-on_gpu(_backward, backward_in_pieces, "primal_attention.ops.scan.triton", "backward")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_sums import (
     columns_of,
     existing,
@@ -56,6 +57,7 @@ def _up_to_itself(matrix, TRANSPOSED: tl.constexpr):
         return tl.where(n[:, None] >= n[None, :], matrix, 0.0)
 
 
+@launched
 @triton.jit
 def segment_moments(
     z, values, value_map, mask, moments, strides, value_strides, N, H, number, tokens,
@@ -80,6 +82,7 @@ def segment_moments(
     store_matrix(moments, program, total, P, V)
 
 
+@launched
 @triton.jit
 def forward_walk(
     q, k, values, value_map, mask, before, out, final,
@@ -115,6 +118,7 @@ def forward_walk(
         store_matrix(final, b * H + h, state, P, V)
 
 
+@launched
 @triton.jit
 def queries_walk(
     q, k, values, value_map, mask, d_out, before, dq, dq_strides,
@@ -153,6 +157,7 @@ def queries_walk(
         store_rows(dq, dz, start, dq_strides[1], exists)
 
 
+@launched
 @triton.jit
 def keys_walk(
     q, k, values, value_map, mask, d_out, after, dk, d_values, d_map, d_before,
