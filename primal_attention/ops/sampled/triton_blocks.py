@@ -108,10 +108,10 @@ def row_blocks(
     p = row + tl.arange(0, TILE)
     exists = (p < P)[:, None] & (tokens >= 0)[None, :]
     places = sequence_of(dx, dx_strides, b, h) + p[:, None] + tokens[None, :] * dx_strides[1]
-    before = tl.load(places, mask=exists, other=0.0)
+    # A landmark is a column here. The sum begins with what its token has: no registers for both.
+    columns = tl.load(places, mask=exists, other=0.0).to(tl.float32)
     tokens = tokens.to(tl.int32)
     begin, end = _range_of(index, tokens, M, ALL_M)
-    columns = tl.zeros([TILE, BLOCK_M], tl.float32)  # a landmark is a column here
     first = tl.full([BLOCK_M], M, tl.int32)
     for m in range(begin, end, BLOCK_M):
         others = _landmarks(index, m, M, BLOCK_M).to(tl.int32)
@@ -124,8 +124,7 @@ def row_blocks(
         part = product(side_r, of_r, part, PRECISION)
         columns = product(part, tl.where(here, 1.0, 0.0), columns, PRECISION)
     adds = first == number + tl.arange(0, BLOCK_M)
-    total = (before.to(tl.float32) + columns).to(dx.dtype.element_ty)
-    tl.store(places, total, mask=exists & adds[None, :])
+    tl.store(places, columns.to(dx.dtype.element_ty), mask=exists & adds[None, :])
 
 
 @triton.jit
