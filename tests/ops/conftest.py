@@ -1,19 +1,20 @@
-"""In Triton's interpreter all addresses of all ops are checked."""
-
-from contextlib import nullcontext
+"""In Triton's interpreter all addresses of all ops are checked, and launches do nothing twice."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True, scope="session")
-def addresses_inside_tensors():
+def interpreter():
     try:
         import triton
     except ImportError:
-        context = nullcontext()
-    else:
-        from .bounds import addresses_checked
+        yield
+        return
+    if not triton.knobs.runtime.interpret:
+        yield
+        return
+    from .bounds import addresses_checked
+    from .launches import prepared_once
 
-        context = addresses_checked() if triton.knobs.runtime.interpret else nullcontext()
-    with context:
+    with addresses_checked(), prepared_once():
         yield
