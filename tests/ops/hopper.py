@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def compiled(launch: Callable[[], Any]) -> list[Usage]:
 
     def only_compile(self: JITFunction, *args: Any, **options: Any) -> None:
         kernel = run(self, *args, **{**options, "warmup": True})
-        found.append((self.fn.__name__, *_usage(kernel.asm["cubin"]), kernel.metadata.shared))
+        usage = _usage(kernel.asm["cubin"], "wgmma.mma_async" in kernel.asm["ptx"])
+        found.append((self.fn.__name__, *usage, kernel.metadata.shared))
 
     JITFunction.run = only_compile
     try:
@@ -56,10 +58,12 @@ def compiled(launch: Callable[[], Any]) -> list[Usage]:
     return found
 
 
-def _usage(cubin: bytes) -> tuple[int, int, int]:
+@cache
+def _usage(cubin: bytes, has_products: bool) -> tuple[int, int, int]:
     text = _dumped(cubin, "cuobjdump", "--dump-resource-usage")
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
-    return int(registers), int(stack), products_astray(_dumped(cubin, "nvdisasm", "-c"))
+    astray = products_astray(_dumped(cubin, "nvdisasm", "-c")) if has_products else 0
+    return int(registers), int(stack), astray
 
 
 def _dumped(cubin: bytes, tool: str, option: str) -> str:
