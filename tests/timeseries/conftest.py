@@ -21,7 +21,7 @@ def tiny():
 @pytest.fixture
 def able():
     """Parameters of one that can tell waves apart."""
-    return {**SMALL, "epochs": 30, "lr": 5e-3, "pooling": "flatten"}
+    return {**SMALL, "epochs": 16, "lr": 1e-2, "pooling": "flatten"}
 
 
 @pytest.fixture(scope="session")
