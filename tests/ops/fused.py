@@ -92,7 +92,7 @@ def built_for_hopper(program: str, *cases: str) -> list[Build]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "0"},
     )
     assert result.returncode == 0, result.stderr
     rows = [line.split() for line in result.stdout.splitlines()]

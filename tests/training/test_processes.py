@@ -1,6 +1,5 @@
 """Two processes train as one does, and take over each other's runs."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -34,13 +33,10 @@ def run_in(make_folder, *command):
     is not established. A run that dies so is repeated in another folder; one that ends with a
     Python error or with wrong numbers is not.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for _ in range(4):
         folder = make_folder()
         words = [folder if word is FOLDER else word for word in command]
-        done = subprocess.run(
-            [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=240
-        )
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=240)
         if done.returncode == 0 or not ABORTED.search(done.stderr):
             break
     assert done.returncode == 0, done.stdout + done.stderr
