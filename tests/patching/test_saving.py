@@ -18,20 +18,13 @@ from .families import FAMILIES, D, H, N, bert, gpt2, ids, llama, torch_encoder
 
 LOAD = """
 import sys, torch
-torch.set_num_threads(1)
 from primal_attention.patching import load_patched
-for folder in sys.argv[1:]:
-    model = load_patched(folder)
+tokens, outputs = torch.load(sys.argv[1], weights_only=True), []
+for place in sys.argv[3:]:
+    model = load_patched(place)
     assert not model.training
-    tokens = torch.load(folder + "/tokens.pt", weights_only=True)
-    torch.save(model(tokens)[0], folder + "/outputs.pt")
-"""
-LOAD_OFFLINE = """
-import sys, torch
-torch.set_num_threads(1)
-from primal_attention.patching import load_patched
-tokens = torch.load(sys.argv[1], weights_only=True)
-torch.save([load_patched(place)(tokens)[0] for place in sys.argv[3:]], sys.argv[2])
+    outputs.append(model(tokens)[0])
+torch.save(outputs, sys.argv[2])
 """
 
 
@@ -56,32 +49,25 @@ def train(model, tokens):
     return model.eval()
 
 
-def test_train_save_and_load_in_a_fresh_process(tmp_path):
+def test_what_was_trained_moved_or_downloaded_is_loaded_in_a_fresh_process_offline(tmp_path):
     tokens, models = ids(), {}
     for build in (bert, gpt2, llama):
         folder = tmp_path / build.__name__
         models[folder] = train(patch(build(), num_directions=5), tokens)
         save_patched(models[folder], folder)
-        torch.save(tokens, folder / "tokens.pt")
-    subprocess.run([sys.executable, "-c", LOAD, *map(str, models)], check=True, timeout=120)
-    for folder, model in models.items():
-        outputs = torch.load(folder / "outputs.pt", weights_only=True)
-        assert torch.equal(outputs, model(tokens)[0])
-
-
-@torch.no_grad()
-def test_a_folder_that_was_moved_or_downloaded_is_loaded_offline(tmp_path):
-    model, tokens = patch(bert().eval(), "primal", "all", num_directions=5), ids()
+    model = patch(bert().eval(), "primal", "all", num_directions=5)
     save_patched(model, tmp_path / "here")
     put_in_cache(tmp_path / "here", tmp_path / "home", "somebody/patched")
     moved = shutil.move(tmp_path / "here", tmp_path / "another place")
+    models |= {moved: model, "somebody/patched": model}
     files = tmp_path / "tokens.pt", tmp_path / "outputs.pt"
     torch.save(tokens, files[0])
-    words = [sys.executable, "-c", LOAD_OFFLINE, *files, moved, "somebody/patched"]
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     cleared = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    words = [sys.executable, "-c", LOAD, *files, *models]
     subprocess.run(words, check=True, timeout=120, cwd=tmp_path, env=cleared | offline)
-    for outputs in torch.load(files[1], weights_only=True):
+    found = torch.load(files[1], weights_only=True)
+    for outputs, model in zip(found, models.values(), strict=True):
         assert torch.equal(outputs, model(tokens)[0])
 
 
