@@ -1,4 +1,4 @@
-"""In Triton's interpreter all addresses of all ops are checked, and launches do nothing twice."""
+"""In Triton's interpreter all addresses of all ops are checked, and nothing is done in vain."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def interpreter():
         yield
         return
     from .bounds import addresses_checked
-    from .launches import prepared_once
+    from .launches import nothing_in_vain
 
-    with addresses_checked(), prepared_once():
+    with addresses_checked(), nothing_in_vain():
         yield

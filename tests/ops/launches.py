@@ -1,13 +1,16 @@
-"""Launches in Triton's interpreter, which prepare Triton's language once.
+"""Launches in Triton's interpreter, without what it does in vain.
 
-The interpreter does that again whenever one function of an op calls another: it looks through all
-names of the language, finds that nothing is left to do, and takes half of the time for it.
+It prepares Triton's language for a launch, and again whenever one function of an op calls another:
+it looks through all names of the language and finds that nothing is left to do. And it works out
+whether sums and products of integers overflow, and looks at the answers when debugging alone. The
+two are half of its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -18,9 +21,10 @@ from triton.runtime import interpreter
 
 
 @contextmanager
-def prepared_once() -> Iterator[None]:
+def nothing_in_vain() -> Iterator[None]:
     """Every launch."""
-    prepare = interpreter._patch_lang
+    prepare, builder = interpreter._patch_lang, interpreter.interpreter_builder
+    assert not builder.options.debug
 
     def prepared(function: Callable[..., Any]) -> Any:
         languages = _languages(function)
@@ -28,7 +32,10 @@ def prepared_once() -> Iterator[None]:
             return interpreter._LangPatchScope()  # nothing to take back
         return prepare(function)
 
-    with patch.object(interpreter, "_patch_lang", prepared):
+    with (
+        patch.object(interpreter, "_patch_lang", prepared),
+        patch.object(builder, "options", replace(builder.options, sanitize_overflow=False)),
+    ):
         yield
 
 
