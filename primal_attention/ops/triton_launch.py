@@ -66,6 +66,7 @@ class Shares(NamedTuple):
     programs: int  # all together
     splits: int  # of a sequence
     tokens: int  # of a share
+    whole: bool  # whether all of its blocks are
 
 
 def shares_of(z: Tensor, config: Config) -> Shares:
@@ -75,7 +76,7 @@ def shares_of(z: Tensor, config: Config) -> Shares:
     wanted = max(1, min(config.programs // (B * H), blocks // config.least))
     tokens = -(-blocks // wanted) * config.block
     splits = -(-N // tokens)
-    return Shares(B * H * splits, splits, tokens)
+    return Shares(B * H * splits, splits, tokens, N % config.block == 0)
 
 
 @contextmanager

@@ -36,11 +36,23 @@ def sequence_of(tensor, strides, b, h):
 
 
 @triton.jit
-def real_tokens(mask, b, N, start, last, BLOCK_N: tl.constexpr):
-    """Which of the n tokens from start on lie before last and are real."""
-    n = start + tl.arange(0, BLOCK_N)
-    real = n < last
+def existing_tokens(start, end, BLOCK_N: tl.constexpr):
+    """Which of the n tokens from start on lie before the end; all where all blocks are whole.
+
+    There is no end then. The compiler sees that they are all, and asks nothing in the loops.
+    """
+    if end is None:
+        return tl.full([BLOCK_N], True, tl.int1)
+    else:
+        return start + tl.arange(0, BLOCK_N) < end
+
+
+@triton.jit
+def real_tokens(mask, b, N, start, end, BLOCK_N: tl.constexpr):
+    """Which of the n tokens from start on lie before the end, if there is one, and are real."""
+    real = existing_tokens(start, end, BLOCK_N)
     if mask is not None:
+        n = start + tl.arange(0, BLOCK_N)
         real = real & (tl.load(mask + b * N + n, mask=real, other=0) != 0)
     return real
 
@@ -66,10 +78,10 @@ def load_rows(tensor, start, stride, real, column, C: tl.constexpr, BLOCK_C: tl.
 
 @triton.jit
 def store_rows(
-    tensor, rows, start, stride, last, column, C: tl.constexpr, BLOCK_C: tl.constexpr
+    tensor, rows, start, stride, end, column, C: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Write columns of the tokens from start to last."""
-    written = start + tl.arange(0, rows.shape[0]) < last
+    """Write columns of the tokens from start on that lie before the end, if there is one."""
+    written = existing_tokens(start, end, rows.shape[0])
     places, exists = _row_places(tensor, start, stride, written, column, C, BLOCK_C)
     tl.store(places, rows.to(tensor.dtype.element_ty), mask=exists)
 

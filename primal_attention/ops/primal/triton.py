@@ -132,7 +132,7 @@ def forward(
             z_q, z_k, a_e, a_r, bias, mask_bytes(token_mask), written, sums_q, sums_k,
             strides(z_q), strides(z_k), strides(written), batch_stride(a_e), batch_stride(a_r),
             N, H, shares.splits, shares.tokens, P, C, map_q, map_k, DOTS[q.dtype],
-            config.block, padded(P), tile, **config.launch,
+            config.block, padded(P), tile, shares.whole, **config.launch,
         )  # fmt: skip
     return out, g_q, g_k
 
@@ -236,7 +236,7 @@ def _fused_backward(
             count_strides(counts), batch_stride(a_e), batch_stride(a_r),
             N, H, shares.splits, shares.tokens,
             P, C, map_q, map_k, DOTS[q.dtype], config.block, padded(P), padded(C),
-            by_counts is not None, **config.launch,
+            by_counts is not None, shares.whole, **config.launch,
         )  # fmt: skip
     add_up(*zip((e_parts, r_parts, bias_parts), totals, strict=True))
 

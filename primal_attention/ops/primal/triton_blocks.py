@@ -39,7 +39,7 @@ def forward_blocks(
     q_strides, k_strides, out_strides, a_e_stride, a_r_stride,
     N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Out = phi_q A_e + phi_k A_r + bias and the sums of phi phi^T, one tile of their columns."""
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
@@ -54,7 +54,7 @@ def forward_blocks(
         q, k, bias, mask, out, gram_q, gram_k, proj_e, scale_e, proj_r, scale_r,
         tl.program_id(0).to(tl.int64), b, q_strides[1], k_strides[1], out_strides[1],
         N, first, last, column,
-        a_e is not None, a_r is not None, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE,
+        a_e is not None, a_r is not None, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE, WHOLE,
     )  # fmt: skip
 
 
@@ -64,9 +64,10 @@ def attend(
     program, b, q_stride, k_stride, out_stride, N, first, last, column,
     HAS_E: tl.constexpr, HAS_R: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Out of the tokens from first to last, and the program's Gram matrices."""
+    end = None if WHOLE else last
     shift = tl.zeros([TILE], tl.float32)
     if bias is not None:
         c = column + tl.arange(0, TILE)
@@ -74,7 +75,7 @@ def attend(
     sum_q = tl.zeros([BLOCK_P, TILE], tl.float32)
     sum_k = tl.zeros([BLOCK_P, TILE], tl.float32)
     for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, last, BLOCK_N)
+        real = real_tokens(mask, b, N, start, end, BLOCK_N)
         total = tl.zeros([BLOCK_N, TILE], tl.float32) + shift[None, :]
         total, sum_q = _side_forward(
             q, start, q_stride, real, column, proj_e, scale_e, total, sum_q,
@@ -88,7 +89,7 @@ def attend(
         if out is not None:
             if mask is not None:
                 total = tl.where(real[:, None], total, 0.0)
-            store_rows(out, total, start, out_stride, last, column, C, TILE)
+            store_rows(out, total, start, out_stride, end, column, C, TILE)
     if gram_q is not None:
         store_matrix(gram_q + program * (P * P), sum_q, column, P, P)
     if gram_k is not None:
@@ -140,6 +141,7 @@ def backward_blocks(
     N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, DIVIDED: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out.
 
@@ -147,6 +149,7 @@ def backward_blocks(
     over the share go to two rows of sums, where there are any.
     """
     b, h, first, last = share_of_tokens(N, H, splits, tokens)
+    end = None if WHOLE else last
     q, dq = sequence_of(q, q_strides, b, h), sequence_of(dq, dq_strides, b, h)
     k = sequence_of(k, k_strides, b, h) if k is not None else None
     dk = sequence_of(dk, dk_strides, b, h) if k is not None else None
@@ -163,7 +166,7 @@ def backward_blocks(
     sum_q = tl.zeros([BLOCK_N // 2, BLOCK_P], tl.float32)
     sum_k = tl.zeros([BLOCK_N // 2, BLOCK_P], tl.float32)
     for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, last, BLOCK_N)
+        real = real_tokens(mask, b, N, start, end, BLOCK_N)
         share = tl.full([BLOCK_N], 1.0, tl.float32)
         if DIVIDED:
             t = counted(counts, count_strides, b, start, last, BLOCK_N)
@@ -178,14 +181,14 @@ def backward_blocks(
             q, start, q_strides[1], real, share, d_rows, proj_e, scale_e, both_q, scale_q,
             sum_e, da_e is not None, d_gram_q is not None, P, BLOCK_P, MAP_Q, DOT,
         )  # fmt: skip
-        store_rows(dq, dz, start, dq_strides[1], last, 0, P, BLOCK_P)
+        store_rows(dq, dz, start, dq_strides[1], end, 0, P, BLOCK_P)
         sum_q = _grown(sum_q, dz, sums)
         if k is not None:
             dz, sum_r = _side_backward(
                 k, start, k_strides[1], real, share, d_rows, proj_r, scale_r, both_k, scale_k,
                 sum_r, da_r is not None, d_gram_k is not None, P, BLOCK_P, MAP_K, DOT,
             )  # fmt: skip
-            store_rows(dk, dz, start, dk_strides[1], last, 0, P, BLOCK_P)
+            store_rows(dk, dz, start, dk_strides[1], end, 0, P, BLOCK_P)
             sum_k = _grown(sum_k, dz, sums)
     program = tl.program_id(0).to(tl.int64)
     if da_e is not None:
