@@ -77,19 +77,23 @@ def attend(
     for start in range(first, last, BLOCK_N):
         real = real_tokens(mask, b, N, start, end, BLOCK_N)
         total = tl.zeros([BLOCK_N, TILE], tl.float32) + shift[None, :]
-        total, sum_q = _side_forward(
-            q, start, q_stride, real, column, proj_e, scale_e, total, sum_q,
-            HAS_E, gram_q is not None, P, BLOCK_P, TILE, MAP_Q, DOT,
+        total, base_q, tile_q = _side_forward(
+            q, start, q_stride, real, column, proj_e, scale_e, total,
+            HAS_E, P, BLOCK_P, TILE, MAP_Q, DOT,
         )  # fmt: skip
         if k is not None:
-            total, sum_k = _side_forward(
-                k, start, k_stride, real, column, proj_r, scale_r, total, sum_k,
-                HAS_R, gram_k is not None, P, BLOCK_P, TILE, MAP_K, DOT,
+            total, base_k, tile_k = _side_forward(
+                k, start, k_stride, real, column, proj_r, scale_r, total,
+                HAS_R, P, BLOCK_P, TILE, MAP_K, DOT,
             )  # fmt: skip
         if out is not None:
             if mask is not None:
                 total = tl.where(real[:, None], total, 0.0)
             store_rows(out, total, start, out_stride, end, column, C, TILE)
+        if gram_q is not None:
+            sum_q = product(tl.trans(base_q), tile_q, sum_q)
+        if gram_k is not None:
+            sum_k = product(tl.trans(base_k), tile_k, sum_k)
     if gram_q is not None:
         store_matrix(gram_q + program * (P * P), sum_q, column, P, P)
     if gram_k is not None:
@@ -98,26 +102,25 @@ def attend(
 
 @triton.jit
 def _side_forward(
-    z, start, stride, real, column, proj, scale, total, sum_gram,
-    HAS_A: tl.constexpr, HAS_GRAM: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
-    TILE: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    z, start, stride, real, column, proj, scale, total,
+    HAS_A: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """The output and the sum of phi phi^T, with the part of one block of queries or keys added."""
-    if HAS_A or HAS_GRAM:
-        rows = load_rows(z, start, stride, real, 0, P, BLOCK_P)
-        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
-        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
-        if HAS_GRAM:
-            tile = base
-            if TILE != BLOCK_P:
-                rows = load_rows(z, start, stride, real, column, P, TILE)
-                tile, _ = features(rows, inverse, real, FEATURE_MAP, DOT)
-            tile = scaled(tile, factor * factor).to(DOT)
-            sum_gram = product(tl.trans(base), tile, sum_gram)
-        if HAS_A:
-            part = product(base, proj, tl.zeros(total.shape, tl.float32))
-            total += scaled(part, factor * scale)
-    return total, sum_gram
+    """The output with the part of one block of queries or keys; Z and f^2 Z of phi = f z.
+
+    The product comes first: norms are found while it runs.
+    """
+    rows = load_rows(z, start, stride, real, 0, P, BLOCK_P)
+    inverse = inverse_norms(rows, FEATURE_MAP, DOT)
+    base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+    if HAS_A:
+        part = product(base, proj, tl.zeros(total.shape, tl.float32))
+        total += scaled(part, factor * scale)
+    tile = base
+    if TILE != BLOCK_P:
+        rows = load_rows(z, start, stride, real, column, P, TILE)
+        tile, _ = features(rows, inverse, real, FEATURE_MAP, DOT)
+    return total, base, scaled(tile, factor * factor).to(DOT)
 
 
 @triton.jit
