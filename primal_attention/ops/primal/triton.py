@@ -48,17 +48,18 @@ FORWARD = {
         256: Config(block=16, tile=16, num_warps=8, num_stages=1),
     },
 }
-# Where all gradients fit one pass; wider heads take a pass for each.
+# Where all gradients fit one pass; wider heads take a pass for each. A share is two programs, one
+# for each side: at 64 columns a multiprocessor has room for three, or for two of float16.
 BACKWARD = {
     torch.bfloat16: {
         16: Config(block=128, tile=16, num_warps=4, num_stages=3),
         32: Config(block=64, tile=32, num_warps=4, num_stages=3),
-        64: Config(block=64, tile=64, num_warps=4, num_stages=2),
+        64: Config(block=64, tile=64, num_warps=4, num_stages=3, programs=198),
     },
     torch.float16: {
         16: Config(block=128, tile=16, num_warps=4, num_stages=3),
         32: Config(block=64, tile=32, num_warps=4, num_stages=3),
-        64: Config(block=64, tile=64, num_warps=8, num_stages=2),
+        64: Config(block=64, tile=64, num_warps=4, num_stages=3, programs=132),
     },
     torch.float32: {
         16: Config(block=32, tile=16, num_warps=4, num_stages=2),
@@ -87,8 +88,11 @@ def takes_one_pass(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> bool:
 
 
 def gradient_shares(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> Shares:
-    """The division of the sequences by the backward pass, where it is one."""
-    return shares_of(q, BACKWARD[q.dtype][_width(q, a_e, a_r)])
+    """The division of the sequences by the backward pass that sums gradients too, where it is one.
+
+    It needs more registers: a multiprocessor has two programs at a time, and two after these.
+    """
+    return shares_of(q, BACKWARD[q.dtype][_width(q, a_e, a_r)]._replace(programs=264))
 
 
 def _width(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> int:
@@ -208,13 +212,14 @@ def _fused_backward(
     by_counts: ByCounts | None,
     sums: Tensor | None,
 ) -> None:
-    """All gradients in one pass."""
+    """All gradients in one pass, whose programs have one side each."""
     counts = None if by_counts is None else by_counts.counts
     dq, dk, da_e, da_r, d_bias = grads if d_out is not None else [*grads[:2], None, None, None]
     z_q, z_k, d_rows = (None if x is None else readable(x) for x in (q, k, d_out))
     a_e, a_r, d_gram_q, d_gram_k = contiguous(a_e, a_r, d_gram_q, d_gram_k)
     (B, N, H, P), C = q.shape, _columns(a_e, a_r)
-    shares = shares_of(q, config)
+    shares = shares_of(q, config) if sums is None else gradient_shares(q, a_e, a_r)
+    sides = 1 if k is None else 2
     numbers = B * shares.splits, B * shares.splits, shares.programs
     totals = _shared(da_e), _shared(da_r), d_bias
     e_parts, r_parts, bias_parts = (
@@ -228,7 +233,7 @@ def _fused_backward(
         writable(dk) as dk_rows,
         device_of(q),
     ):
-        backward_blocks[(shares.programs,)](
+        backward_blocks[(sides * shares.programs,)](
             z_q, z_k, a_e, a_r, mask_bytes(token_mask), counts, d_rows, d_gram_q, d_gram_k,
             dq_rows, dk_rows, sums_e if e_parts is None else e_parts,
             sums_r if r_parts is None else r_parts, bias_parts, sums,
