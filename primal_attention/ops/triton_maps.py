@@ -36,23 +36,14 @@ def sequence_of(tensor, strides, b, h):
 
 
 @triton.jit
-def existing_tokens(start, end, BLOCK_N: tl.constexpr):
-    """Which of the n tokens from start on lie before the end; all where all blocks are whole.
-
-    There is no end then. The compiler sees that they are all, and asks nothing in the loops.
-    """
-    if end is None:
-        return tl.full([BLOCK_N], True, tl.int1)
-    else:
-        return start + tl.arange(0, BLOCK_N) < end
-
-
-@triton.jit
 def real_tokens(mask, b, N, start, end, BLOCK_N: tl.constexpr):
-    """Which of the n tokens from start on lie before the end, if there is one, and are real."""
-    real = existing_tokens(start, end, BLOCK_N)
+    """Which of the n tokens from start on are real and lie before the end.
+
+    Where all blocks are whole there is no end. The compiler sees that all tokens are before it.
+    """
+    n = start + tl.arange(0, BLOCK_N)
+    real = tl.full([BLOCK_N], True, tl.int1) if end is None else n < end
     if mask is not None:
-        n = start + tl.arange(0, BLOCK_N)
         real = real & (tl.load(mask + b * N + n, mask=real, other=0) != 0)
     return real
 
@@ -80,8 +71,13 @@ def load_rows(tensor, start, stride, real, column, C: tl.constexpr, BLOCK_C: tl.
 def store_rows(
     tensor, rows, start, stride, end, column, C: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Write columns of the tokens from start on that lie before the end, if there is one."""
-    written = existing_tokens(start, end, rows.shape[0])
+    """Write columns of the tokens from start on that lie before the end, if there is one.
+
+    The condition is put otherwise than that of the loads. These are made blocks ahead, so that one
+    condition for both would be kept until here, and be in the way of all between.
+    """
+    n = tl.arange(0, rows.shape[0])
+    written = tl.full(n.shape, True, tl.int1) if end is None else n < end - start
     places, exists = _row_places(tensor, start, stride, written, column, C, BLOCK_C)
     tl.store(places, rows.to(tensor.dtype.element_ty), mask=exists)
 
