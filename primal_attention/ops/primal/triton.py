@@ -48,18 +48,15 @@ FORWARD = {
     },
 }
 # Where all gradients fit one pass; wider heads take a pass for each. A share is two programs, one
-# for each side: at 64 columns a multiprocessor has room for three, or for two of float16.
+# for each side: at 64 columns a multiprocessor has room for three.
+_HALF_BACKWARD = {
+    16: Config(block=128, tile=16, num_warps=4, num_stages=3),
+    32: Config(block=64, tile=32, num_warps=4, num_stages=3),
+    64: Config(block=64, tile=64, num_warps=4, num_stages=3, programs=198),
+}
 BACKWARD = {
-    torch.bfloat16: {
-        16: Config(block=128, tile=16, num_warps=4, num_stages=3),
-        32: Config(block=64, tile=32, num_warps=4, num_stages=3),
-        64: Config(block=64, tile=64, num_warps=4, num_stages=3, programs=198),
-    },
-    torch.float16: {
-        16: Config(block=128, tile=16, num_warps=4, num_stages=3),
-        32: Config(block=64, tile=32, num_warps=4, num_stages=3),
-        64: Config(block=64, tile=64, num_warps=4, num_stages=3, programs=132),
-    },
+    torch.bfloat16: _HALF_BACKWARD,
+    torch.float16: _HALF_BACKWARD,
     torch.float32: {
         16: Config(block=32, tile=16, num_warps=4, num_stages=2),
         32: Config(block=32, tile=32, num_warps=4, num_stages=2),
