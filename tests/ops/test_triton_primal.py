@@ -126,10 +126,11 @@ def test_batched_and_shared_projections(device, kinds, config):
 
 
 @pytest.mark.parametrize("mask", ["none", "holes"])
+@pytest.mark.parametrize("maps", [("cosine", "relu"), ("elu", "identity")])
 @pytest.mark.parametrize("length", [5, 16, 17, 48, 49])
-def test_any_number_of_tokens(device, length, mask):
+def test_any_number_of_tokens(device, length, maps, mask):
     """Whole blocks alone too: of 16 tokens in one share, of 48 in several."""
-    case = Case(device, length=length, mask=token_masks(B, length)[mask], maps=("cosine", "elu"))
+    case = Case(device, length=length, mask=token_masks(B, length)[mask], maps=maps)
     check(case, config=SPLIT)
 
 

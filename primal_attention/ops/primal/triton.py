@@ -123,6 +123,8 @@ def forward(
     z_q, z_k = readable(q), None if k is None else readable(k)
     a_e, a_r, bias = contiguous(a_e, a_r, bias)
     shares, tile = shares_of(q, config), min(config.tile, padded(max(P, C)))
+    # Of the elu map, which no condition holds back then, the compiler would load nothing ahead.
+    whole = shares.whole and "elu" not in (map_q, map_k)
     with (
         summed(q, shares, g_q if gram_q else None, g_k if gram_k else None) as grams,
         device_of(q),
@@ -131,7 +133,7 @@ def forward(
             z_q, z_k, a_e, a_r, bias, mask_bytes(token_mask), written, *grams,
             strides(z_q), strides(z_k), strides(written), batch_stride(a_e), batch_stride(a_r),
             N, H, shares.splits, shares.tokens, P, C, map_q, map_k, DOTS[q.dtype],
-            config.block, padded(P), tile, shares.whole, **config.launch,
+            config.block, padded(P), tile, whole, **config.launch,
         )  # fmt: skip
     return out, g_q, g_k
 
