@@ -36,7 +36,6 @@ NAMES = {
     },
     "causal": {
         "collapse_blocks",
-        "add_up",
         "forward_blocks",
         "backward_blocks",
         "walk_along",
