@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from primal_attention.attention.blocks import (
@@ -155,7 +154,7 @@ class LongformerAttention(DecodingAttention):
         order = token_order(tokens.x, tokens.mask)
         x_global = order.pack(tokens.x)[:, : self.num_global_tokens]
         q, k, v = (
-            rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
+            projected.unflatten(-1, (self.num_heads, -1))
             for projected in (
                 self.q_global(x_global),
                 self.k_global(tokens.x),

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from primal_attention.attention.causal import PrimalState
@@ -339,15 +338,14 @@ class PrimalAttention(KSVDLayer):
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _heads(self, x: Tensor, projection: nn.Module) -> Tensor:
-        return rearrange(projected(x, projection), "b n (h c) -> b n h c", h=self.num_heads)
+        return torch.unflatten(projected(x, projection), -1, (self.num_heads, -1))
 
     def _project(self, tokens: Tokens, *, context: bool = False) -> Projected:
         """Queries, keys and dual variables; a context needs its queries for a normaliser alone."""
         x, h = tokens.x, None
         q = self._heads(x, self.q_proj) if self.features.normalised or not context else None
         if self.weights == "dual":
-            pattern = "b n (side h s) -> b n side h s"
-            h = rearrange(projected(x, self.h_proj), pattern, side=2, h=self.num_heads)
+            h = torch.unflatten(projected(x, self.h_proj), -1, (2, self.num_heads, -1))
         return Projected(q, self._heads(x, self.k_proj), h, tokens.mask)
 
     def _parts(self) -> Parts:

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from primal_attention.attention.masks import Tokens, check_inputs, real_tokens, zero_padding
@@ -85,13 +84,13 @@ class QKVAttention(nn.Module, ABC):
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (
-            rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
+            projected.unflatten(-1, (self.num_heads, -1))
             for projected in (self.q_proj(x), self.k_proj(source), self.v_proj(source))
         )
         return q, k, v
 
     def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
-        y = self.out_proj(rearrange(out, "b n h c -> b n (h c)"))
+        y = self.out_proj(out.flatten(-2))
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _check(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from einops import rearrange
 from torch import Tensor
 
 from primal_attention.attention.qkv import QKVAttention
@@ -25,7 +24,7 @@ class SharedQKAttention(QKVAttention):
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, v = (
-            rearrange(projected, "b n (h c) -> b n h c", h=self.num_heads)
+            projected.unflatten(-1, (self.num_heads, -1))
             for projected in (self.q_proj(x), self.v_proj(source))
         )
         return q, q, v
