@@ -84,7 +84,7 @@ class NystromAttention(QKVAttention):
     ) -> Tensor:
         """Two fused attentions, from landmarks to tokens and back, around the small inverse."""
         if q.shape[1] <= self.num_landmarks:
-            out = softmax_attention(q, k, v, mask)
+            out = softmax_attention(q, k, v, mask, mask=mask)
         else:
             out = self._through_landmarks(q, k, v, mask)
         if self.conv is None:
@@ -107,7 +107,7 @@ class NystromAttention(QKVAttention):
             return softmax_attention(q, k_means, values)
         exact_rows = (mask.sum(1) <= self.num_landmarks)[:, None, None, None]
         values = torch.where(exact_rows, v_means, values)
-        return softmax_attention(q, k_means, values, segments.any(2))
+        return softmax_attention(q, k_means, values, segments.any(2), mask=mask)
 
 
 @exact

@@ -74,16 +74,16 @@ class ScaledHeads:
         return [of_head[head] for head in sorted(of_head)]
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, source_mask: Tensor | None, norm: KeyNorm | None
+        self, q: Tensor, mask: Tensor | None, source: Source, norm: KeyNorm | None
     ) -> Tensor:
         """Softmax attention [B, N, H, C], with a norm of queries folded by their pooled keys."""
 
         def softmax(queries: Tensor, source: Source, heads: list[int]) -> Tensor:
             if norm is not None:
                 queries = norm.fold(queries, key_moments(source.k, source.mask), heads)
-            return softmax_attention(queries, *source)
+            return softmax_attention(queries, *source, mask=mask)
 
-        return self.each(q, Source(k, v, source_mask), softmax)
+        return self.each(q, source, softmax)
 
     def each(self, q: Tensor, source: Source, attend: Attend) -> Tensor:
         """Outputs [B, N, H, C], scale by scale; sequences are pooled over their real tokens."""

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.varlen import takes, varlen_attention
 from primal_attention.precision import accumulate, accumulation_dtype
 
 #   cuDNN's attention, which torch prefers on Hopper, put NaN into the gradients of Attention-SH
@@ -65,8 +66,8 @@ class SoftmaxAttention(DecodingAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """SDPA; its causal flag where there is no mask, an explicit mask otherwise."""
-        return softmax_attention(q, k, v, source_mask, causal=self.causal)
+        """SDPA, or flash attention over the real tokens."""
+        return softmax_attention(q, k, v, source_mask, mask=mask, causal=self.causal)
 
     def init_state(self, batch_size: int) -> KeyValueCache:
         """An empty cache."""
@@ -87,12 +88,15 @@ def softmax_attention(
     v: Tensor,  # [B, T, H, C]
     source_mask: Tensor | None = None,  # [B, T], True = real token
     *,
+    mask: Tensor | None = None,  # [B, N], of the queries whose outputs matter; None: all
     causal: bool = False,
 ) -> Tensor:
     """Softmax attention of all heads, [B, N, H, C]; zero where a query has no key to see.
 
     Causal with fewer queries than keys: the queries are the last tokens.
     """
+    if source_mask is not None and not causal and takes(q):
+        return varlen_attention(q, k, v, mask, source_mask)
     if q.is_cuda and q.shape[1] != k.shape[1]:
         with sdpa_kernel(_chosen_without_cudnn()):
             return _softmax_attention(q, k, v, source_mask, causal=causal)

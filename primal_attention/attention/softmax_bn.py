@@ -90,7 +90,7 @@ class SoftmaxBNAttention(DecodingAttention):
         """Softmax attention of the folded queries."""
         moments = running_key_moments if self.causal else key_moments
         q = self.norm.fold(q, moments(k, source_mask))
-        return softmax_attention(q, k, v, source_mask, causal=self.causal)
+        return softmax_attention(q, k, v, source_mask, mask=mask, causal=self.causal)
 
     def init_state(self, batch_size: int) -> KeyMomentsCache:
         """An empty cache and the moments of no keys."""

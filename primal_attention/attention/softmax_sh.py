@@ -74,10 +74,9 @@ class SoftmaxSHAttention(DecodingAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """One SDPA call for each scale; the causal form spells its softmax out."""
-        if self.causal:
-            return self.scaled.attend_causal(q, mask, Source(k, v, source_mask), self.norm)
-        return self.scaled.attend(q, k, v, source_mask, self.norm)
+        """One call of softmax attention for each scale; the causal form spells its softmax out."""
+        attend = self.scaled.attend_causal if self.causal else self.scaled.attend
+        return attend(q, mask, Source(k, v, source_mask), self.norm)
 
     def init_state(self, batch_size: int) -> KeyValueCache:
         """An empty cache."""

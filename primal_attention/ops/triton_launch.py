@@ -1,4 +1,4 @@
-"""How the fused ops are launched: shares of the tokens, tensors they can read and write, sums.
+"""How the fused ops are launched: shares of the tokens, and tensors they can read and write.
 
 A program takes one share of the tokens of one sequence and head. What it sums along them is written
 apart for each program and added up afterwards, so that the same inputs give the same bits.
@@ -66,6 +66,7 @@ class Shares(NamedTuple):
     programs: int  # all together
     splits: int  # of a sequence
     tokens: int  # of a share
+    whole: bool  # whether all of its blocks are
 
 
 def shares_of(z: Tensor, config: Config) -> Shares:
@@ -75,32 +76,7 @@ def shares_of(z: Tensor, config: Config) -> Shares:
     wanted = max(1, min(config.programs // (B * H), blocks // config.least))
     tokens = -(-blocks // wanted) * config.block
     splits = -(-N // tokens)
-    return Shares(B * H * splits, splits, tokens)
-
-
-@contextmanager
-def summed(total: Tensor | None, z: Tensor, shares: Shares) -> Iterator[Tensor | None]:
-    """Memory for the sums of the programs, [B, splits, H, ...], added up into the total on leaving.
-
-    The total is [B, H, ...] or, where it runs over the sequences too, [H, ...].
-    """
-    if total is None:
-        yield None
-        return
-    B, _, H, _ = z.shape
-    batched = total.ndim == 4
-    alone = shares.splits == 1 if batched else B * shares.splits == 1
-    if alone and total.is_contiguous():
-        yield total
-        return
-    shape = (B, shares.splits, H, *total.shape[-2:])
-    parts = total.new_empty(shape, dtype=torch.float32)
-    yield parts
-    axes = (1,) if batched else (0, 1)
-    if total.is_contiguous() and total.dtype == torch.float32:
-        torch.sum(parts, axes, out=total)
-    else:
-        total.copy_(parts.sum(axes))
+    return Shares(B * H * splits, splits, tokens, N % config.block == 0)
 
 
 @contextmanager
@@ -125,7 +101,7 @@ def _adjacent(tensor: Tensor) -> bool:
     return near and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
 
-_compiled = cache(tl.constexpr)  # one object for each number, which is soon found to be the same
+constant = cache(tl.constexpr)  # one object for each number, which is soon found to be the same
 
 
 def strides(tensor: Tensor | None) -> tuple[Any, ...]:
@@ -137,7 +113,7 @@ def strides(tensor: Tensor | None) -> tuple[Any, ...]:
     if tensor is None:
         return 0, 0, 0
     of_batch, of_tokens, of_heads, _ = tensor.stride()
-    return of_batch, _compiled(of_tokens), of_heads
+    return of_batch, constant(of_tokens), of_heads
 
 
 def count_strides(counts: Tensor | None) -> tuple[int, ...]:

@@ -36,10 +36,13 @@ def sequence_of(tensor, strides, b, h):
 
 
 @triton.jit
-def real_tokens(mask, b, N, start, last, BLOCK_N: tl.constexpr):
-    """Which of the n tokens from start on lie before last and are real."""
+def real_tokens(mask, b, N, start, end, BLOCK_N: tl.constexpr):
+    """Which of the n tokens from start on are real and lie before the end.
+
+    Where all blocks are whole there is no end. The compiler sees that all tokens are before it.
+    """
     n = start + tl.arange(0, BLOCK_N)
-    real = n < last
+    real = tl.full([BLOCK_N], True, tl.int1) if end is None else n < end
     if mask is not None:
         real = real & (tl.load(mask + b * N + n, mask=real, other=0) != 0)
     return real
@@ -66,10 +69,15 @@ def load_rows(tensor, start, stride, real, column, C: tl.constexpr, BLOCK_C: tl.
 
 @triton.jit
 def store_rows(
-    tensor, rows, start, stride, last, column, C: tl.constexpr, BLOCK_C: tl.constexpr
+    tensor, rows, start, stride, end, column, C: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Write columns of the tokens from start to last."""
-    written = start + tl.arange(0, rows.shape[0]) < last
+    """Write columns of the tokens from start on that lie before the end, if there is one.
+
+    The condition is put otherwise than that of the loads. These are made blocks ahead, so that one
+    condition for both would be kept until here, and be in the way of all between.
+    """
+    n = tl.arange(0, rows.shape[0])
+    written = tl.full(n.shape, True, tl.int1) if end is None else n < end - start
     places, exists = _row_places(tensor, start, stride, written, column, C, BLOCK_C)
     tl.store(places, rows.to(tensor.dtype.element_ty), mask=exists)
 

@@ -11,7 +11,8 @@ from hopper import DTYPES, compiled
 
 H, S, M = 2, 32, 320
 SEQUENCES = {"short": 264}  # so many that one program has all of a sequence and head; else 2
-TOKENS = {"dual_causal": 1024}  # so many that a sequence is several segments; else 256
+# So many that a sequence is several segments; else 256.
+TOKENS = {"causal": 1024, "dual_causal": 1024}
 DUAL = ("dual", "short", "dual_causal")
 
 

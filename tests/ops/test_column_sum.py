@@ -101,10 +101,21 @@ def test_a_layer_on_a_gpu_takes_it(device, monkeypatch):
     assert calls
 
 
-@pytest.mark.parametrize("number", [1, 67, 301])
+@pytest.mark.parametrize("number", [1, 29, 67, 301])
 def test_parts_are_added_up(device, number):
-    """Few and many, into contiguous totals and transposed ones, several in one launch."""
-    parts = randn(number, 5, 41).to(device, torch.float32), randn(3, 7, seed=1).to(device).float()
-    totals = torch.empty(41, 5, device=device).mT, torch.empty(7, device=device)
+    """Few and many, into contiguous totals and transposed ones, several in one launch.
+
+    Of the last, the parts of each entry of the first axis are neighbours.
+    """
+    parts = [
+        randn(number, 5, 41).to(device).float(),
+        randn(3, 7, seed=1).to(device).float(),
+        randn(3, number, 2, 43, seed=2).to(device).float().transpose(0, 1),
+    ]
+    totals = [
+        torch.empty(41, 5, device=device).mT,
+        torch.empty(7, device=device),
+        torch.empty(3, 2, 43, device=device),
+    ]
     add_up(*zip(parts, totals, strict=True))
     assert_near(totals, [part.double().sum(0) for part in parts], 1e-6)

@@ -36,6 +36,7 @@ NAMES = {
     },
     "causal": {
         "collapse_blocks",
+        "add_up",
         "forward_blocks",
         "backward_blocks",
         "walk_along",

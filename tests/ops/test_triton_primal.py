@@ -125,10 +125,17 @@ def test_batched_and_shared_projections(device, kinds, config):
     check(Case(device, kinds=kinds, mask=MASKS["empty"], length=N), config=config)
 
 
-@pytest.mark.parametrize("length", [1, 16, 17, 49])
-def test_any_number_of_tokens(device, length):
-    mask = token_masks(B, length)["holes"] if length > 4 else None
-    check(Case(device, length=length, mask=mask), config=SPLIT)
+@pytest.mark.parametrize("mask", ["none", "holes"])
+@pytest.mark.parametrize("maps", [("cosine", "relu"), ("elu", "identity")])
+@pytest.mark.parametrize("length", [5, 16, 17, 48, 49])
+def test_any_number_of_tokens(device, length, maps, mask):
+    """Whole blocks alone too: of 16 tokens in one share, of 48 in several."""
+    case = Case(device, length=length, mask=token_masks(B, length)[mask], maps=maps)
+    check(case, config=SPLIT)
+
+
+def test_one_token(device):
+    check(Case(device, length=1), config=SPLIT)
 
 
 SIDES = [

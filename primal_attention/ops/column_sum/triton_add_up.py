@@ -1,44 +1,104 @@
 """Sums of the parts that programs wrote apart: several in one launch, in the same order every time.
 
-Letters: R rows, C columns.
+Letters: B batch, N tokens, H heads, R rows, C columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
 from torch import Tensor
 
-from primal_attention.ops.column_sum.triton_blocks import BLOCK, add_up_blocks
+from primal_attention.ops.column_sum.triton_blocks import add_up_blocks
 from primal_attention.ops.gpu import device_of
+from primal_attention.ops.launch import empty_rows
+from primal_attention.ops.triton_launch import Shares, constant
 
-_FEW = 128  # parts, that few reads take
+_FEW, _MANY = 32, 128  # parts
+_READ = 512  # entries of a warp at once: a program waits for each of its reads
+
+
+class Layout(NamedTuple):
+    """Of a sum: where its parts lie, and its total."""
+
+    at_once: Any  # parts that a program reads
+    size: int  # entries of a group
+    groups: int  # of entries that lie together in a part
+    of_group: int  # strides of the parts
+    of_part: int
+    columns: int  # of the total
+    of_row: int  # strides of the total
+    of_column: int
+
+
+_MISSING = Layout(0, 0, 0, 0, 0, 1, 0, 0)
+
+
+@contextmanager
+def summed(z: Tensor, shares: Shares, *totals: Tensor | None) -> Iterator[list[Tensor | None]]:
+    """Memory for the sums of the programs over z [B, N, H, C], added up on leaving.
+
+    A total is [B, H, R, C]; [H, R, C], where it runs over the sequences too; or [C], over the heads
+    too. What one program has all of it writes to the total itself.
+    """
+    contiguous = [
+        total if total is None or total.is_contiguous() else empty_rows(total) for total in totals
+    ]
+    parts = [_parts(total, z.shape[0], shares) for total in contiguous]
+    pairs = list(zip(parts, contiguous, strict=True))
+    yield [total if part is None else part for part, total in pairs]
+    add_up(*pairs)
+    for total, written in zip(totals, contiguous, strict=True):
+        if total is not None and written is not None and written is not total:
+            total.copy_(written)
+
+
+def _parts(total: Tensor | None, B: int, shares: Shares) -> Tensor | None:
+    """Memory for the parts, [number, ...]; None where the total is the only one."""
+    if total is None:
+        return None
+    number = {4: shares.splits, 3: B * shares.splits, 1: shares.programs}[total.ndim]
+    if number == 1:
+        return None
+    if total.ndim == 4:  # the parts of a sequence are neighbours
+        shape = (B, number, *total.shape[1:])
+        return total.new_empty(shape, dtype=torch.float32).transpose(0, 1)
+    return total.new_empty((number, *total.shape), dtype=torch.float32)
 
 
 def add_up(*sums: tuple[Tensor | None, Tensor | None]) -> None:
     """Up to four totals, each with its parts, [number, ...]; None for what is not wanted.
 
-    A total is contiguous or a matrix [R, C].
+    A total is contiguous or a matrix [R, C]. Parts are contiguous, but for their first two axes.
     """
     wanted = [(parts, total) for parts, total in sums if parts is not None and total is not None]
     if not wanted:
         return
     missing = 4 - len(wanted)
-    layouts = [_layout(total) for _, total in wanted] + [(0, 1, 0, 0)] * missing
     numbers = [len(parts) for parts, _ in wanted] + [0] * missing
-    blocks = -(-max(size for size, *_ in layouts) // BLOCK.value)
+    # Many parts make few programs, which are to read the more at once.
+    warps = 16 if max(numbers) > _MANY else 4
+    layouts = [_layout(*pair) for pair in wanted]
+    blocks = max(-(-each.size * each.at_once.value // (_READ * warps)) for each in layouts)
+    groups = max(each.groups for each in layouts)
     tensors = [tensor for pair in wanted for tensor in pair]
     with device_of(tensors[0]):
-        add_up_blocks[(blocks, len(wanted))](
-            *tensors, *[None] * (2 * missing), *numbers, *layouts, **_sizes(max(numbers))
-        )
+        add_up_blocks[(blocks, len(wanted), groups)](
+            *tensors, *[None] * (2 * missing), *numbers,
+            *map(tuple, layouts + [_MISSING] * missing), _READ * warps, num_warps=warps,
+        )  # fmt: skip
 
 
-def _sizes(number: int) -> dict[str, int]:
-    """Of many parts more are read at once: a program waits for each of its reads."""
-    return {"PARTS": 256, "num_warps": 16} if number > _FEW else {"PARTS": 64, "num_warps": 4}
-
-
-def _layout(total: Tensor) -> tuple[int, int, int, int]:
-    """Entries, columns, and the strides of rows and columns."""
+def _layout(parts: Tensor, total: Tensor) -> Layout:
+    number = len(parts)
+    at_once = constant(32 if number <= _FEW else 64 if number <= _MANY else 256)
+    if not parts.is_contiguous():
+        groups, strides = len(total), parts.stride()
+        return Layout(at_once, total[0].numel(), groups, strides[1], strides[0], 1, 1, 0)
+    size = total.numel()
     if total.is_contiguous():
-        return total.numel(), 1, 1, 0
-    return total.numel(), total.shape[1], total.stride(0), total.stride(1)
+        return Layout(at_once, size, 1, 0, size, 1, 1, 0)
+    return Layout(at_once, size, 1, 0, size, total.shape[1], *total.stride())

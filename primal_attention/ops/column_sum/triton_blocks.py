@@ -12,8 +12,6 @@ import triton.language as tl
 
 from primal_attention.ops.triton_kernel import launched
 
-BLOCK = tl.constexpr(32)  # entries of a total that one program takes
-
 
 @launched
 @triton.jit(do_not_specialize=["R", "share"])
@@ -39,30 +37,36 @@ def row_sum_blocks(
 def add_up_blocks(
     parts_0, total_0, parts_1, total_1, parts_2, total_2, parts_3, total_3,
     number_0, number_1, number_2, number_3, layout_0, layout_1, layout_2, layout_3,
-    PARTS: tl.constexpr,
+    READ: tl.constexpr,
 ):  # fmt: skip
-    """A block of one of the totals, so many parts at once."""
+    """A block of one of the totals, from so many entries of its parts at once."""
     pair = tl.program_id(1)
     if pair == 0:
-        _add_up(parts_0, total_0, number_0, layout_0, PARTS)
+        _add_up(parts_0, total_0, number_0, layout_0, READ)
     elif pair == 1:
-        _add_up(parts_1, total_1, number_1, layout_1, PARTS)
+        _add_up(parts_1, total_1, number_1, layout_1, READ)
     elif pair == 2:
-        _add_up(parts_2, total_2, number_2, layout_2, PARTS)
+        _add_up(parts_2, total_2, number_2, layout_2, READ)
     else:
-        _add_up(parts_3, total_3, number_3, layout_3, PARTS)
+        _add_up(parts_3, total_3, number_3, layout_3, READ)
 
 
 @triton.jit
-def _add_up(parts, total, number, layout, PARTS: tl.constexpr):
+def _add_up(parts, total, number, layout, READ: tl.constexpr):
+    """Of one group of entries; the layout is a `triton_add_up.Layout`."""
     if parts is not None:
-        size = layout[0]
+        _, size, groups, of_group, of_part, columns, of_row, of_column = layout
+        AT_ONCE: tl.constexpr = layout[0]
+        BLOCK: tl.constexpr = READ // AT_ONCE
+        group = tl.program_id(2).to(tl.int64)
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        sums = tl.zeros([PARTS, BLOCK], tl.float32)
-        for start in range(0, number, PARTS):
-            part = start + tl.arange(0, PARTS)
-            exists = (part < number)[:, None] & (place < size)[None, :]
-            places = parts + part.to(tl.int64)[:, None] * size + place[None, :]
+        inside = (place < size) & (group < groups)
+        parts, total = parts + group * of_group, total + group * size
+        sums = tl.zeros([AT_ONCE, BLOCK], tl.float32)
+        for start in range(0, number, AT_ONCE):
+            part = start + tl.arange(0, AT_ONCE)
+            exists = (part < number)[:, None] & inside[None, :]
+            places = parts + part.to(tl.int64)[:, None] * of_part + place[None, :]
             sums += tl.load(places, mask=exists, other=0.0)
-        places = total + place // layout[1] * layout[2] + place % layout[1] * layout[3]
-        tl.store(places, tl.sum(sums, 0).to(total.dtype.element_ty), mask=place < size)
+        places = total + place // columns * of_row + place % columns * of_column
+        tl.store(places, tl.sum(sums, 0).to(total.dtype.element_ty), mask=inside)

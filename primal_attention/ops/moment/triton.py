@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primal_attention.ops.column_sum.triton_add_up import summed
 from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import mask_bytes, padded
 from primal_attention.ops.moment.triton_blocks import moment_blocks, pull_back_blocks
@@ -21,7 +22,6 @@ from primal_attention.ops.triton_launch import (
     readable,
     shares_of,
     strides,
-    summed,
     writable,
 )
 
@@ -93,9 +93,9 @@ def add_moments(
     (_, N, H, P), S = z.shape, values.shape[-1]
     shares = shares_of(z, config)
     tile = min(config.tile, padded(S))
-    with summed(total, z, shares) as parts, device_of(z):
+    with summed(z, shares, total) as parts, device_of(z):
         moment_blocks[(shares.programs, -(-S // tile))](
-            z, values, mask_bytes(token_mask), inverse_n, parts, strides(z), strides(values),
+            z, values, mask_bytes(token_mask), inverse_n, *parts, strides(z), strides(values),
             N, H, shares.splits, shares.tokens, P, S, feature_map, DOTS[z.dtype],
             config.block, padded(P), tile, **config.launch,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.column_sum.triton_add_up import summed
 from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import mask_bytes, padded
 from primal_attention.ops.moment.triton import add_moments, pull_back
@@ -25,7 +25,6 @@ from primal_attention.ops.triton_launch import (
     readable,
     shares_of,
     strides,
-    summed,
     writable,
 )
 
@@ -48,18 +47,16 @@ FORWARD = {
         256: Config(block=16, tile=16, num_warps=8, num_stages=1),
     },
 }
-# Where all gradients fit one pass; wider heads take a pass for each.
+# Where all gradients fit one pass; wider heads take a pass for each. A share is two programs, one
+# for each side: at 64 columns a multiprocessor has room for three.
+_HALF_BACKWARD = {
+    16: Config(block=128, tile=16, num_warps=4, num_stages=3),
+    32: Config(block=64, tile=32, num_warps=4, num_stages=3),
+    64: Config(block=64, tile=64, num_warps=4, num_stages=3, programs=198),
+}
 BACKWARD = {
-    torch.bfloat16: {
-        16: Config(block=128, tile=16, num_warps=4, num_stages=3),
-        32: Config(block=64, tile=32, num_warps=4, num_stages=3),
-        64: Config(block=64, tile=64, num_warps=4, num_stages=2),
-    },
-    torch.float16: {
-        16: Config(block=128, tile=16, num_warps=4, num_stages=3),
-        32: Config(block=64, tile=32, num_warps=4, num_stages=3),
-        64: Config(block=64, tile=64, num_warps=8, num_stages=2),
-    },
+    torch.bfloat16: _HALF_BACKWARD,
+    torch.float16: _HALF_BACKWARD,
     torch.float32: {
         16: Config(block=32, tile=16, num_warps=4, num_stages=2),
         32: Config(block=32, tile=32, num_warps=4, num_stages=2),
@@ -87,8 +84,11 @@ def takes_one_pass(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> bool:
 
 
 def gradient_shares(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> Shares:
-    """The division of the sequences by the backward pass, where it is one."""
-    return shares_of(q, BACKWARD[q.dtype][_width(q, a_e, a_r)])
+    """The division of the sequences by the backward pass that sums gradients too, where it is one.
+
+    It needs more registers: a multiprocessor has two programs at a time, and two after these.
+    """
+    return shares_of(q, BACKWARD[q.dtype][_width(q, a_e, a_r)]._replace(programs=264))
 
 
 def _width(q: Tensor, a_e: Tensor | None, a_r: Tensor | None) -> int:
@@ -123,16 +123,17 @@ def forward(
     z_q, z_k = readable(q), None if k is None else readable(k)
     a_e, a_r, bias = contiguous(a_e, a_r, bias)
     shares, tile = shares_of(q, config), min(config.tile, padded(max(P, C)))
+    # Of the elu map, which no condition holds back then, the compiler would load nothing ahead.
+    whole = shares.whole and "elu" not in (map_q, map_k)
     with (
-        summed(g_q if gram_q else None, q, shares) as sums_q,
-        summed(g_k if gram_k else None, q, shares) as sums_k,
+        summed(q, shares, g_q if gram_q else None, g_k if gram_k else None) as grams,
         device_of(q),
     ):
         forward_blocks[(shares.programs, -(-max(P, C) // tile))](
-            z_q, z_k, a_e, a_r, bias, mask_bytes(token_mask), written, sums_q, sums_k,
+            z_q, z_k, a_e, a_r, bias, mask_bytes(token_mask), written, *grams,
             strides(z_q), strides(z_k), strides(written), batch_stride(a_e), batch_stride(a_r),
             N, H, shares.splits, shares.tokens, P, C, map_q, map_k, DOTS[q.dtype],
-            config.block, padded(P), tile, **config.launch,
+            config.block, padded(P), tile, whole, **config.launch,
         )  # fmt: skip
     return out, g_q, g_k
 
@@ -208,42 +209,29 @@ def _fused_backward(
     by_counts: ByCounts | None,
     sums: Tensor | None,
 ) -> None:
-    """All gradients in one pass."""
+    """All gradients in one pass, whose programs have one side each."""
     counts = None if by_counts is None else by_counts.counts
     dq, dk, da_e, da_r, d_bias = grads if d_out is not None else [*grads[:2], None, None, None]
     z_q, z_k, d_rows = (None if x is None else readable(x) for x in (q, k, d_out))
     a_e, a_r, d_gram_q, d_gram_k = contiguous(a_e, a_r, d_gram_q, d_gram_k)
-    (B, N, H, P), C = q.shape, _columns(a_e, a_r)
-    shares = shares_of(q, config)
-    numbers = B * shares.splits, B * shares.splits, shares.programs
-    totals = _shared(da_e), _shared(da_r), d_bias
-    e_parts, r_parts, bias_parts = (
-        None if total is None else total.new_empty((number, *total.shape), dtype=torch.float32)
-        for number, total in zip(numbers, totals, strict=True)
-    )
+    (_, N, H, P), C = q.shape, _columns(a_e, a_r)
+    shares = shares_of(q, config) if sums is None else gradient_shares(q, a_e, a_r)
+    sides = 1 if k is None else 2
     with (
-        summed(da_e if e_parts is None else None, q, shares) as sums_e,
-        summed(da_r if r_parts is None else None, q, shares) as sums_r,
+        summed(q, shares, da_e, da_r, d_bias) as small,
         writable(dq) as dq_rows,
         writable(dk) as dk_rows,
         device_of(q),
     ):
-        backward_blocks[(shares.programs,)](
+        backward_blocks[(sides * shares.programs,)](
             z_q, z_k, a_e, a_r, mask_bytes(token_mask), counts, d_rows, d_gram_q, d_gram_k,
-            dq_rows, dk_rows, sums_e if e_parts is None else e_parts,
-            sums_r if r_parts is None else r_parts, bias_parts, sums,
+            dq_rows, dk_rows, *small, sums,
             strides(z_q), strides(z_k), strides(d_rows), strides(dq_rows), strides(dk_rows),
             count_strides(counts), batch_stride(a_e), batch_stride(a_r),
             N, H, shares.splits, shares.tokens,
             P, C, map_q, map_k, DOTS[q.dtype], config.block, padded(P), padded(C),
-            by_counts is not None, **config.launch,
+            by_counts is not None, shares.whole, **config.launch,
         )  # fmt: skip
-    add_up(*zip((e_parts, r_parts, bias_parts), totals, strict=True))
-
-
-def _shared(da: Tensor | None) -> Tensor | None:
-    """The gradient of an A that all sequences share; None for those that are summed alone."""
-    return da if da is not None and da.ndim == 3 and da.is_contiguous() else None
 
 
 def _backward_by_side(

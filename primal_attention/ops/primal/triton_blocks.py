@@ -25,11 +25,10 @@ from primal_attention.ops.triton_maps import (
     real_tokens,
     scaled,
     sequence_of,
-    share_of_tokens,
     store_matrix,
     store_rows,
 )
-from primal_attention.ops.triton_sums import counted
+from primal_attention.ops.triton_sums import counted, share_of_tokens
 
 
 @launched
@@ -39,10 +38,10 @@ def forward_blocks(
     q_strides, k_strides, out_strides, a_e_stride, a_r_stride,
     N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Out = phi_q A_e + phi_k A_r + bias and the sums of phi phi^T, one tile of their columns."""
-    b, h, first, last = share_of_tokens(N, H, splits, tokens)
+    b, h, first, last = share_of_tokens(tl.program_id(0), N, H, splits, tokens)
     column = tl.program_id(1) * TILE
     q = sequence_of(q, q_strides, b, h)
     k = sequence_of(k, k_strides, b, h) if k is not None else None
@@ -54,7 +53,7 @@ def forward_blocks(
         q, k, bias, mask, out, gram_q, gram_k, proj_e, scale_e, proj_r, scale_r,
         tl.program_id(0).to(tl.int64), b, q_strides[1], k_strides[1], out_strides[1],
         N, first, last, column,
-        a_e is not None, a_r is not None, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE,
+        a_e is not None, a_r is not None, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE, WHOLE,
     )  # fmt: skip
 
 
@@ -64,9 +63,10 @@ def attend(
     program, b, q_stride, k_stride, out_stride, N, first, last, column,
     HAS_E: tl.constexpr, HAS_R: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Out of the tokens from first to last, and the program's Gram matrices."""
+    end = None if WHOLE else last
     shift = tl.zeros([TILE], tl.float32)
     if bias is not None:
         c = column + tl.arange(0, TILE)
@@ -74,21 +74,25 @@ def attend(
     sum_q = tl.zeros([BLOCK_P, TILE], tl.float32)
     sum_k = tl.zeros([BLOCK_P, TILE], tl.float32)
     for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, last, BLOCK_N)
+        real = real_tokens(mask, b, N, start, end, BLOCK_N)
         total = tl.zeros([BLOCK_N, TILE], tl.float32) + shift[None, :]
-        total, sum_q = _side_forward(
-            q, start, q_stride, real, column, proj_e, scale_e, total, sum_q,
-            HAS_E, gram_q is not None, P, BLOCK_P, TILE, MAP_Q, DOT,
+        total, base_q, tile_q = _side_forward(
+            q, start, q_stride, real, column, proj_e, scale_e, total,
+            HAS_E, P, BLOCK_P, TILE, MAP_Q, DOT,
         )  # fmt: skip
         if k is not None:
-            total, sum_k = _side_forward(
-                k, start, k_stride, real, column, proj_r, scale_r, total, sum_k,
-                HAS_R, gram_k is not None, P, BLOCK_P, TILE, MAP_K, DOT,
+            total, base_k, tile_k = _side_forward(
+                k, start, k_stride, real, column, proj_r, scale_r, total,
+                HAS_R, P, BLOCK_P, TILE, MAP_K, DOT,
             )  # fmt: skip
         if out is not None:
             if mask is not None:
                 total = tl.where(real[:, None], total, 0.0)
-            store_rows(out, total, start, out_stride, last, column, C, TILE)
+            store_rows(out, total, start, out_stride, end, column, C, TILE)
+        if gram_q is not None:
+            sum_q = product(tl.trans(base_q), tile_q, sum_q)
+        if gram_k is not None:
+            sum_k = product(tl.trans(base_k), tile_k, sum_k)
     if gram_q is not None:
         store_matrix(gram_q + program * (P * P), sum_q, column, P, P)
     if gram_k is not None:
@@ -97,26 +101,25 @@ def attend(
 
 @triton.jit
 def _side_forward(
-    z, start, stride, real, column, proj, scale, total, sum_gram,
-    HAS_A: tl.constexpr, HAS_GRAM: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
-    TILE: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    z, start, stride, real, column, proj, scale, total,
+    HAS_A: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """The output and the sum of phi phi^T, with the part of one block of queries or keys added."""
-    if HAS_A or HAS_GRAM:
-        rows = load_rows(z, start, stride, real, 0, P, BLOCK_P)
-        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
-        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
-        if HAS_GRAM:
-            tile = base
-            if TILE != BLOCK_P:
-                rows = load_rows(z, start, stride, real, column, P, TILE)
-                tile, _ = features(rows, inverse, real, FEATURE_MAP, DOT)
-            tile = scaled(tile, factor * factor).to(DOT)
-            sum_gram = product(tl.trans(base), tile, sum_gram)
-        if HAS_A:
-            part = product(base, proj, tl.zeros(total.shape, tl.float32))
-            total += scaled(part, factor * scale)
-    return total, sum_gram
+    """The output with the part of one block of queries or keys; Z and f^2 Z of phi = f z.
+
+    The product comes first: norms are found while it runs.
+    """
+    rows = load_rows(z, start, stride, real, 0, P, BLOCK_P)
+    inverse = inverse_norms(rows, FEATURE_MAP, DOT)
+    base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+    if HAS_A:
+        part = product(base, proj, tl.zeros(total.shape, tl.float32))
+        total += scaled(part, factor * scale)
+    tile = base
+    if TILE != BLOCK_P:
+        rows = load_rows(z, start, stride, real, column, P, TILE)
+        tile, _ = features(rows, inverse, real, FEATURE_MAP, DOT)
+    return total, base, scaled(tile, factor * factor).to(DOT)
 
 
 @triton.jit
@@ -140,99 +143,85 @@ def backward_blocks(
     N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, DIVIDED: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out.
 
-    Where that is said, dz is divided by the number of real tokens up to each. The sums of dq and dk
-    over the share go to two rows of sums, where there are any.
+    Of the queries or the keys: neighbouring programs have the two sides of the same tokens, so that
+    the second finds d_out in the cache. Where that is said, dz is divided by the number of real
+    tokens up to each. The sum of dz over the share goes to a row of sums, where there are any.
     """
-    b, h, first, last = share_of_tokens(N, H, splits, tokens)
-    q, dq = sequence_of(q, q_strides, b, h), sequence_of(dq, dq_strides, b, h)
-    k = sequence_of(k, k_strides, b, h) if k is not None else None
-    dk = sequence_of(dk, dk_strides, b, h) if k is not None else None
-    d_out = sequence_of(d_out, d_out_strides, b, h) if d_out is not None else None
-    head = h * (P * C)
-    proj_e, scale_e = _projection(a_e, b * a_e_stride + head, 0, P, C, BLOCK_P, BLOCK_C, DOT)
-    proj_r, scale_r = _projection(a_r, b * a_r_stride + head, 0, P, C, BLOCK_P, BLOCK_C, DOT)
-    gram = (b * H + h) * (P * P)
-    both_q, scale_q = _both_ways(d_gram_q, gram, P, BLOCK_P, DOT)
-    both_k, scale_k = _both_ways(d_gram_k, gram, P, BLOCK_P, DOT)
-    sum_e = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
-    sum_r = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
-    sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
-    sum_q = tl.zeros([BLOCK_N // 2, BLOCK_P], tl.float32)
-    sum_k = tl.zeros([BLOCK_N // 2, BLOCK_P], tl.float32)
-    for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, last, BLOCK_N)
-        share = tl.full([BLOCK_N], 1.0, tl.float32)
-        if DIVIDED:
-            t = counted(counts, count_strides, b, start, last, BLOCK_N)
-            share /= tl.maximum(t, 1.0)
-        d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
-        if d_out is not None:
-            d_rows = load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
-            if d_bias is not None:
-                groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
-                sum_bias += tl.sum(groups, 0)
-        dz, sum_e = _side_backward(
-            q, start, q_strides[1], real, share, d_rows, proj_e, scale_e, both_q, scale_q,
-            sum_e, da_e is not None, d_gram_q is not None, P, BLOCK_P, MAP_Q, DOT,
+    sides: tl.constexpr = 1 if k is None else 2
+    program = tl.program_id(0) // sides
+    if tl.program_id(0) % sides == 0:
+        _side_backward(
+            q, a_e, mask, counts, d_out, d_gram_q, dq, da_e, d_bias, sums,
+            q_strides, d_out_strides, dq_strides, count_strides, a_e_stride,
+            program, 0, N, H, splits, tokens,
+            P, C, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_C, DIVIDED, WHOLE,
         )  # fmt: skip
-        store_rows(dq, dz, start, dq_strides[1], last, 0, P, BLOCK_P)
-        sum_q = _grown(sum_q, dz, sums)
-        if k is not None:
-            dz, sum_r = _side_backward(
-                k, start, k_strides[1], real, share, d_rows, proj_r, scale_r, both_k, scale_k,
-                sum_r, da_r is not None, d_gram_k is not None, P, BLOCK_P, MAP_K, DOT,
-            )  # fmt: skip
-            store_rows(dk, dz, start, dk_strides[1], last, 0, P, BLOCK_P)
-            sum_k = _grown(sum_k, dz, sums)
-    program = tl.program_id(0).to(tl.int64)
-    if da_e is not None:
-        store_matrix(da_e + program * (P * C), tl.trans(sum_e), 0, P, C)
-    if da_r is not None:
-        store_matrix(da_r + program * (P * C), tl.trans(sum_r), 0, P, C)
-    if d_bias is not None:
-        c = tl.arange(0, BLOCK_C)
-        tl.store(d_bias + program * C + c, tl.sum(sum_bias, 0), mask=c < C)
-    row = program // H * (2 * H) + h  # the heads of the keys stand after those of the queries
-    _store_sum(sums, sum_q, row, P)
-    _store_sum(sums, sum_k, row + H, P)
-
-
-@triton.jit
-def _grown(total, rows, sums):
-    """The total with the rows [n, P] added, where sums are wanted."""
-    if sums is not None:
-        total += by_eight(rows)
-    return total
-
-
-@triton.jit
-def _store_sum(sums, total, row, P: tl.constexpr):
-    if sums is not None:
-        p = tl.arange(0, total.shape[1])
-        tl.store(sums + row * P + p, tl.sum(total, 0), mask=p < P)
-
-
-@triton.jit
-def _both_ways(d_gram, offset, P: tl.constexpr, BLOCK_P: tl.constexpr, DOT: tl.constexpr):
-    """DG + dG^T of this head, fitted, and its scale; zero where there is none."""
-    matrix = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
-    if d_gram is not None:
-        matrix = load_matrix(d_gram + offset, 0, 0, P, P, BLOCK_P, BLOCK_P)
-        matrix += tl.trans(matrix)
-    return fitted(matrix, DOT)
+    elif k is not None:
+        _side_backward(
+            k, a_r, mask, counts, d_out, d_gram_k, dk, da_r, None, sums,
+            k_strides, d_out_strides, dk_strides, count_strides, a_r_stride,
+            program, H, N, H, splits, tokens,
+            P, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_C, DIVIDED, WHOLE,
+        )  # fmt: skip
 
 
 @triton.jit
 def _side_backward(
-    z, start, stride, real, share, d_rows, proj, scale, both, scale_both, sum_a,
-    HAS_A: tl.constexpr, HAS_GRAM: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
-    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    z, a, mask, counts, d_out, d_gram, dz, da, d_bias, sums,
+    z_strides, d_out_strides, dz_strides, count_strides, a_stride,
+    program, row, N, H, splits, tokens,
+    P: tl.constexpr, C: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DIVIDED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """The heads of one side stand in the rows of sums from the given one on."""
+    b, h, first, last = share_of_tokens(program, N, H, splits, tokens)
+    end = None if WHOLE else last
+    z, dz = sequence_of(z, z_strides, b, h), sequence_of(dz, dz_strides, b, h)
+    d_out = sequence_of(d_out, d_out_strides, b, h) if d_out is not None else None
+    proj, scale = _projection(a, b * a_stride + h * (P * C), 0, P, C, BLOCK_P, BLOCK_C, DOT)
+    both, scale_both = _both_ways(d_gram, (b * H + h) * (P * P), P, BLOCK_P, DOT)
+    sum_a = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
+    sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
+    sum_z = tl.zeros([BLOCK_N // 2, BLOCK_P], tl.float32)
+    for start in range(first, last, BLOCK_N):
+        real = real_tokens(mask, b, N, start, end, BLOCK_N)
+        d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
+        if d_out is not None:
+            d_rows = load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
+        if d_bias is not None:
+            groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
+            sum_bias += tl.sum(groups, 0)
+        share = tl.full([BLOCK_N], 1.0, tl.float32)
+        if DIVIDED:
+            share /= tl.maximum(counted(counts, count_strides, b, start, last, BLOCK_N), 1.0)
+        rows = load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
+        d_rows, sum_a = _block_backward(
+            rows, real, share, d_rows, proj, scale, both, scale_both, sum_a,
+            da is not None, d_gram is not None, FEATURE_MAP, DOT,
+        )  # fmt: skip
+        store_rows(dz, d_rows, start, dz_strides[1], end, 0, P, BLOCK_P)
+        if sums is not None:
+            sum_z += by_eight(d_rows)
+    if da is not None:
+        store_matrix(da + program.to(tl.int64) * (P * C), tl.trans(sum_a), 0, P, C)
+    if d_bias is not None:
+        store_matrix(d_bias + program.to(tl.int64) * C, tl.sum(sum_bias, 0)[None, :], 0, 1, C)
+    if sums is not None:
+        place = sums + (program // H * (2 * H) + row + h) * P
+        store_matrix(place, tl.sum(sum_z, 0)[None, :], 0, 1, P)
+
+
+@triton.jit
+def _block_backward(
+    rows, real, share, d_rows, proj, scale, both, scale_both, sum_a,
+    HAS_A: tl.constexpr, HAS_GRAM: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one block of queries or keys, and the sum of d_out phi^T grown by this block."""
-    rows = load_rows(z, start, stride, real, 0, P, BLOCK_P)
     inverse = inverse_norms(rows, FEATURE_MAP, DOT)
     base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
     d_phi = tl.zeros(rows.shape, tl.float32)
@@ -248,3 +237,13 @@ def _side_backward(
     else:
         d_phi = scaled(d_phi, share)
     return pull_back(base, factor, inverse, d_phi, FEATURE_MAP), sum_a
+
+
+@triton.jit
+def _both_ways(d_gram, offset, P: tl.constexpr, BLOCK_P: tl.constexpr, DOT: tl.constexpr):
+    """DG + dG^T of this head, fitted, and its scale; zero where there is none."""
+    matrix = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
+    if d_gram is not None:
+        matrix = load_matrix(d_gram + offset, 0, 0, P, P, BLOCK_P, BLOCK_P)
+        matrix += tl.trans(matrix)
+    return fitted(matrix, DOT)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from primal_attention.ops.collapse import triton as collapse
 from primal_attention.ops.column_sum.triton import column_sum
-from primal_attention.ops.column_sum.triton_add_up import add_up
+from primal_attention.ops.column_sum.triton_add_up import add_up, summed
 from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import mask_bytes, padded
 from primal_attention.ops.moment import triton as moment
@@ -41,7 +41,6 @@ from primal_attention.ops.triton_launch import (
     readable,
     shares_of,
     strides,
-    summed,
 )
 from primal_attention.precision import exact, operand_dtype
 
@@ -239,15 +238,14 @@ def _sum_sides(
     config = SUMS[q.dtype][_width(heads, given.c_e, given.c_r)]
     shares = shares_of(q, config)
     da_e, da_r = (None if a is None else torch.empty_like(a) for a in (given.a_e, given.a_r))
-    parts = None if bias is None else d_bias.new_empty((shares.programs, C), dtype=torch.float32)
-    with summed(da_e, q, shares) as sums_e, summed(da_r, q, shares) as sums_r, device_of(q):
+    of_bias = None if bias is None else d_bias
+    with summed(q, shares, da_e, da_r, of_bias) as sums, device_of(q):
         sum_blocks[(2 * shares.programs,)](
-            q, k, d_out, mask_bytes(given.token_mask), sums_e, sums_r, parts,
+            q, k, d_out, mask_bytes(given.token_mask), *sums,
             strides(q), strides(d_out), N, H, shares.splits, shares.tokens,
             P, C, given.map_q, given.map_k, DOTS[q.dtype],
             config.block, padded(P), padded(C), config.num_stages, **config.launch,
         )  # fmt: skip
-    add_up((parts, None if bias is None else d_bias))
     return da_e, da_r
 
 

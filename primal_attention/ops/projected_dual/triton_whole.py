@@ -64,7 +64,7 @@ def whole_blocks(
         q, k, bias, mask, sequence_of(out, out_strides, b, h), gram_q, gram_k,
         proj_e, scale_e, proj_r, scale_r, head, b, z_strides[1], z_strides[1], out_strides[1],
         N, 0, N, 0,
-        True, True, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE,
+        True, True, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE, False,
     )  # fmt: skip
 
 

@@ -1,0 +1,77 @@
+"""Softmax attention over the real tokens alone, all sequences of a batch one after the other.
+
+Flash attention takes no masks, but sequences of different lengths that stand without padding
+between them. So the real tokens are moved together, wherever padding stood, and the outputs back.
+Nothing waits for the device, and no shape depends on the masks: what is left over at the end of the
+rows belongs to no sequence, and nobody reads it.
+
+Letters: B batch, N tokens, T source tokens, H heads, C head dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from primal_attention.ops.rows import moved
+
+_WIDEST = 256  # columns of a head
+
+
+class Together(NamedTuple):
+    """Where the real tokens of a batch stand when they are moved together."""
+
+    there: Tensor  # [B N]: the token at each place; -1 behind the last
+    back: Tensor  # [B N]: the place of each token; -1 at padding
+    bounds: Tensor  # [B + 1], int32: sequence b has the places from bounds[b] to bounds[b + 1]
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Together:
+        """Under a mask [B, N] that is True at real tokens."""
+        real = mask.flatten()
+        place, tokens = real.cumsum(0) - 1, torch.arange(len(real), device=mask.device)
+        nowhere = torch.full((len(real) + 1,), -1, device=mask.device)
+        there = nowhere.scatter(0, torch.where(real, place, len(real)), tokens)[:-1]
+        return cls(there, torch.where(real, place, -1), F.pad(mask.sum(1).cumsum(0), (1, 0)).int())
+
+    def pack(self, z: Tensor) -> Tensor:
+        """The tokens [B, N, H, C] together, [B N, H, C]."""
+        return moved(z.flatten(0, 1), self.there, self.back)
+
+    def unpack(self, z: Tensor) -> Tensor:
+        """Each token at its place again, [B N, H, C], with zeros at padding."""
+        return moved(z, self.back, self.there)
+
+
+def takes(q: Tensor) -> bool:
+    """Whether flash attention takes queries of this kind and has not been turned off."""
+    if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= _WIDEST
+    return fits and torch.cuda.get_device_capability(q.device) >= (8, 0) and _is_on()
+
+
+def _is_on() -> bool:
+    """Compiled code cannot ask."""
+    return torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+
+
+def varlen_attention(
+    q: Tensor,  # [B, N, H, C]
+    k: Tensor,  # [B, T, H, C]
+    v: Tensor,  # [B, T, H, C]
+    mask: Tensor | None,  # [B, N], True = real token
+    source_mask: Tensor,  # [B, T]
+) -> Tensor:
+    """Softmax attention [B, N, H, C]; zero at padding and where a query has no key to see."""
+    keys = Together.of(source_mask)
+    if mask is None:
+        mask = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
+    queries = Together.of(mask)
+    rows = queries.pack(q), keys.pack(k), keys.pack(v)
+    out: Tensor = varlen_attn(*rows, queries.bounds, keys.bounds, q.shape[1], k.shape[1])  # type: ignore[assignment]
+    return queries.unpack(out).view(q.shape)
