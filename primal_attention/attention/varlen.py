@@ -48,16 +48,17 @@ class Together(NamedTuple):
 
 
 def takes(q: Tensor) -> bool:
-    """Whether flash attention takes queries of this kind and has not been turned off."""
+    """Whether flash attention takes queries of this kind, and may."""
     if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
         return False
-    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= _WIDEST
-    return fits and torch.cuda.get_device_capability(q.device) >= (8, 0) and _is_on()
+    return q.shape[-1] % 8 == 0 and q.shape[-1] <= _WIDEST and _flash_runs()
 
 
-def _is_on() -> bool:
-    """Compiled code cannot ask."""
-    return torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _flash_runs() -> bool:
+    """Whether the device in use has flash attention, not turned off; asked once by compiled code."""
+    on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    return on and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def varlen_attention(

@@ -120,6 +120,18 @@ def test_what_flash_attention_does_not_take(dtype):
     assert not varlen.takes(torch.zeros(1, 1, 1, 8, dtype=dtype))
 
 
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
+def test_compiled_code_knows_whether_flash_attention_runs(monkeypatch, capability):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    torch.compiler.reset()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def step(x):
+        return x + 1 if varlen._flash_runs() else x
+
+    assert step(torch.zeros(3)).sum() == (3 if capability >= (8, 0) else 0)
+
+
 gpu = pytest.param("cuda", marks=ON_GPU)
 
 
