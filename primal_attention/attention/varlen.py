@@ -56,7 +56,7 @@ def takes(q: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _flash_runs() -> bool:
-    """Whether the device in use has flash attention, not turned off; asked once by compiled code."""
+    """Whether the device in use has it, and it is on; compiled code asks once."""
     on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     return on and torch.cuda.get_device_capability() >= (8, 0)
 

@@ -33,6 +33,7 @@ PRODUCTS = {
 }
 _FEW_PROGRAMS = 800  # about six for each multiprocessor of a large GPU
 _ROWS = 1 << 7  # more tokens than any block has
+_SUMS = 3  # blocks that take as long as to write the sums of a share and to add them up
 
 
 class Config(NamedTuple):
@@ -42,8 +43,8 @@ class Config(NamedTuple):
     tile: int  # columns of a matrix that one program takes
     num_warps: int
     num_stages: int
-    programs: int = 264  # wanted where sequences and heads are fewer: two for each multiprocessor
-    least: int = 4  # blocks of a program, so that its sums are small beside its tokens
+    programs: int = 264  # shares that are under way at once: two for each multiprocessor
+    least: int = 4  # blocks of a share, so that its sums are small beside its tokens
 
     @property
     def launch(self) -> dict[str, int]:
@@ -65,18 +66,39 @@ class Shares(NamedTuple):
 
     programs: int  # all together
     splits: int  # of a sequence
-    tokens: int  # of a share
+    tokens: int  # of a share, at most
     whole: bool  # whether all of its blocks are
 
 
 def shares_of(z: Tensor, config: Config) -> Shares:
-    """Shares of the sequences z [B, N, H, C], so many that they make enough programs."""
+    """Shares of the sequences z [B, N, H, C], equal but for the last, that keep a GPU busy."""
     B, N, H, _ = z.shape
     blocks = -(-N // config.block)
-    wanted = max(1, min(config.programs // (B * H), blocks // config.least))
-    tokens = -(-blocks // wanted) * config.block
+    tokens = -(-blocks // _splits(B * H, blocks, config.programs, config.least)) * config.block
     splits = -(-N // tokens)
     return Shares(B * H * splits, splits, tokens, N % config.block == 0)
+
+
+def spread_shares(z: Tensor, config: Config) -> Shares:
+    """The same, but of them some have one block less, so that there are as many as are wanted."""
+    B, N, H, _ = z.shape
+    blocks = -(-N // config.block)
+    splits = _splits(B * H, blocks, config.programs, config.least)
+    tokens = -(-blocks // splits) * config.block
+    return Shares(B * H * splits, splits, tokens, N % config.block == 0)
+
+
+@cache
+def _splits(sequences: int, blocks: int, programs: int, least: int) -> int:
+    """Shares of each sequence that take the least time.
+
+    So many programs run at once; those that are left over begin when these are through. Each goes
+    through its blocks, and its sums take it as long as a few more.
+    """
+    return min(
+        range(1, max(1, blocks // least) + 1),
+        key=lambda splits: -(-sequences * splits // programs) * (blocks / splits + _SUMS),
+    )
 
 
 @contextmanager

@@ -28,6 +28,15 @@ def share_of_tokens(program, N, H, number, tokens):
 
 
 @triton.jit
+def spread_tokens(program, N, H, number, tokens, BLOCK: tl.constexpr):
+    """The same where the last shares have a block less, as many of them as there have to be."""
+    part, shorter = program // H % number, number * (tokens // BLOCK) - tl.cdiv(N, BLOCK)
+    first = part * tokens - tl.maximum(part + shorter - number, 0) * BLOCK
+    last = tl.minimum(first + tokens - (part + shorter >= number) * BLOCK, N)
+    return (program // H // number).to(tl.int64), (program % H).to(tl.int64), first, last
+
+
+@triton.jit
 def sequence_of(tensor, strides, b, h):
     """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C]."""
     return tensor + b * strides[0] + h * strides[2]

@@ -20,7 +20,10 @@ from .fused import (
 )
 
 fused = pytest.importorskip("primal_attention.ops.primal.triton", exc_type=ImportError)
-from primal_attention.ops.triton_launch import Config  # noqa: E402 - needs triton
+from primal_attention.ops.triton_launch import (  # noqa: E402 - needs triton
+    Config,
+    spread_shares,
+)
 
 B, N, H, P, C = 2, 23, 2, 5, 7
 MASKS = token_masks(B, N)
@@ -132,6 +135,14 @@ def test_any_number_of_tokens(device, length, maps, mask):
     """Whole blocks alone too: of 16 tokens in one share, of 48 in several."""
     case = Case(device, length=length, mask=token_masks(B, length)[mask], maps=maps)
     check(case, config=SPLIT)
+
+
+@pytest.mark.parametrize(("length", "splits"), [(107, 3), (128, 3), (65, 4)])
+def test_shares_that_differ_by_a_block(device, length, splits):
+    case = Case(device, length=length)
+    config = SPLIT._replace(programs=splits * B * H)
+    assert spread_shares(case.tensors["q"], config).splits == splits
+    check(case, config=config)
 
 
 def test_one_token(device):

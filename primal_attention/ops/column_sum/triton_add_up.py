@@ -17,7 +17,8 @@ from primal_attention.ops.gpu import device_of
 from primal_attention.ops.launch import empty_rows
 from primal_attention.ops.triton_launch import Shares, constant
 
-_FEW, _MANY = 32, 128  # parts
+_AT_ONCE = {4: 4, 32: 32, 128: 64}  # parts that a program reads, up to so many of them; else 256
+_MANY = 128  # parts
 _READ = 512  # entries of a warp at once: a program waits for each of its reads
 
 
@@ -94,7 +95,7 @@ def add_up(*sums: tuple[Tensor | None, Tensor | None]) -> None:
 
 def _layout(parts: Tensor, total: Tensor) -> Layout:
     number = len(parts)
-    at_once = constant(32 if number <= _FEW else 64 if number <= _MANY else 256)
+    at_once = constant(next((some for most, some in _AT_ONCE.items() if number <= most), 256))
     if not parts.is_contiguous():
         groups, strides = len(total), parts.stride()
         return Layout(at_once, total[0].numel(), groups, strides[1], strides[0], 1, 1, 0)

@@ -24,6 +24,7 @@ from primal_attention.ops.triton_launch import (
     count_strides,
     readable,
     shares_of,
+    spread_shares,
     strides,
     writable,
 )
@@ -122,7 +123,7 @@ def forward(
     written = out if C else None
     z_q, z_k = readable(q), None if k is None else readable(k)
     a_e, a_r, bias = contiguous(a_e, a_r, bias)
-    shares, tile = shares_of(q, config), min(config.tile, padded(max(P, C)))
+    shares, tile = spread_shares(q, config), min(config.tile, padded(max(P, C)))
     # Of the elu map, which no condition holds back then, the compiler would load nothing ahead.
     whole = shares.whole and "elu" not in (map_q, map_k)
     with (

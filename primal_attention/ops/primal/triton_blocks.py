@@ -28,7 +28,7 @@ from primal_attention.ops.triton_maps import (
     store_matrix,
     store_rows,
 )
-from primal_attention.ops.triton_sums import counted, share_of_tokens
+from primal_attention.ops.triton_sums import counted, share_of_tokens, spread_tokens
 
 
 @launched
@@ -41,7 +41,7 @@ def forward_blocks(
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Out = phi_q A_e + phi_k A_r + bias and the sums of phi phi^T, one tile of their columns."""
-    b, h, first, last = share_of_tokens(tl.program_id(0), N, H, splits, tokens)
+    b, h, first, last = spread_tokens(tl.program_id(0), N, H, splits, tokens, BLOCK_N)
     column = tl.program_id(1) * TILE
     q = sequence_of(q, q_strides, b, h)
     k = sequence_of(k, k_strides, b, h) if k is not None else None
