@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -86,11 +87,20 @@ def add_up(*sums: tuple[Tensor | None, Tensor | None]) -> None:
     blocks = max(-(-each.size * each.at_once.value // (_READ * warps)) for each in layouts)
     groups = max(each.groups for each in layouts)
     tensors = [tensor for pair in wanted for tensor in pair]
+    overlaps = _overlaps(tensors[0].device)
     with device_of(tensors[0]):
         add_up_blocks[(blocks, len(wanted), groups)](
             *tensors, *[None] * (2 * missing), *numbers,
-            *map(tuple, layouts + [_MISSING] * missing), _READ * warps, num_warps=warps,
+            *map(tuple, layouts + [_MISSING] * missing), _READ * warps, overlaps,
+            num_warps=warps, **({"launch_pdl": True} if overlaps else {}),
         )  # fmt: skip
+
+
+@cache
+def _overlaps(device: torch.device) -> bool:
+    """Whether a launch may begin before the one ahead of it is over."""
+    on_gpu = device.type == "cuda" and torch.version.hip is None
+    return on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _layout(parts: Tensor, total: Tensor) -> Layout:

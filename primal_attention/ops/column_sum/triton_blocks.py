@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from primal_attention.ops.triton_kernel import launched
 
@@ -37,9 +38,14 @@ def row_sum_blocks(
 def add_up_blocks(
     parts_0, total_0, parts_1, total_1, parts_2, total_2, parts_3, total_3,
     number_0, number_1, number_2, number_3, layout_0, layout_1, layout_2, layout_3,
-    READ: tl.constexpr,
+    READ: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A block of one of the totals, from so many entries of its parts at once."""
+    """A block of one of the totals, from so many entries of its parts at once.
+
+    It may be launched while those that write the parts are still at work, and waits for them.
+    """
+    if OVERLAPS:
+        gdc_wait()
     pair = tl.program_id(1)
     if pair == 0:
         _add_up(parts_0, total_0, number_0, layout_0, READ)

@@ -34,6 +34,8 @@ from primal_attention.ops.triton_launch import count_strides, strides
 
 __all__ = ["backward", "forward", "takes"]
 
+PROGRAMS = 256  # under way at once: the longer their segments, the less these leave to add up
+
 
 def forward(
     q: Tensor,
@@ -55,7 +57,7 @@ def forward(
     """Outputs, sums after the last token, Gram matrices, and the sums before each block."""
     (B, N, H, P), (_, S, V), where = q.shape, dims(q, h, c_e, c_r), key(q, h, c_e, c_r)
     config = FORWARD[where]
-    segments, mask = launch.divide(q, config.block), launch.mask_bytes(token_mask)
+    segments, mask = launch.divide(q, config.block, PROGRAMS), launch.mask_bytes(token_mask)
     q, k, h = (launch.contiguous_rows(x) for x in (q, k, h))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
@@ -118,7 +120,7 @@ def write_gradients(
     """
     (B, N, H, P), (_, S, V), where = q.shape, dims(q, h, c_e, c_r), key(q, h, c_e, c_r)
     config = BACKWARD[where]
-    segments, mask = launch.divide(q, config.block), launch.mask_bytes(token_mask)
+    segments, mask = launch.divide(q, config.block, PROGRAMS), launch.mask_bytes(token_mask)
     q, k, h, d_out = (launch.contiguous_rows(x) for x in (q, k, h, d_out))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
