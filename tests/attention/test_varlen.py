@@ -135,6 +135,7 @@ def test_compiled_code_knows_whether_flash_attention_runs(monkeypatch, capabilit
 gpu = pytest.param("cuda", marks=ON_GPU)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch 2.11's own compiler
 @pytest.mark.parametrize("device", [gpu])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("source_kind", KINDS[1:])
