@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from primal_attention.ops.rows import moved
 
@@ -54,11 +53,14 @@ def takes(q: Tensor) -> bool:
     return q.shape[-1] % 8 == 0 and q.shape[-1] <= _WIDEST and _flash_runs()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _flash_runs() -> bool:
     """Whether the device in use has it, and it is on; compiled code asks once."""
     on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     return on and torch.cuda.get_device_capability() >= (8, 0)
+
+
+# As torch.compiler.assume_constant_result has it, which would import the compiler.
+_flash_runs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def varlen_attention(
@@ -69,10 +71,12 @@ def varlen_attention(
     source_mask: Tensor,  # [B, T]
 ) -> Tensor:
     """Softmax attention [B, N, H, C]; zero at padding and where a query has no key to see."""
+    from torch.nn.attention import varlen  # imports the compiler
+
     keys = Together.of(source_mask)
     if mask is None:
         mask = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
     queries = Together.of(mask)
     rows = queries.pack(q), keys.pack(k), keys.pack(v)
-    out: Tensor = varlen_attn(*rows, queries.bounds, keys.bounds, q.shape[1], k.shape[1])  # type: ignore[assignment]
+    out: Tensor = varlen.varlen_attn(*rows, queries.bounds, keys.bounds, q.shape[1], k.shape[1])  # type: ignore[assignment]
     return queries.unpack(out).view(q.shape)
