@@ -275,16 +275,19 @@ class PrimalAttention(KSVDLayer):
 
     def _run(self, tokens: Tokens, source: Tokens) -> Pass:
         """Queries of the tokens, keys of the source; the same sequence in self-attention."""
-        parts, landmarks, crossing = self._parts(), self._landmarks(source), source is not tokens
+        parts, crossing = self._parts(), source is not tokens
         options = {"causal": self.causal, "grams": self.training}
         if not crossing and not self.features.has_modules:  # one op from the tokens to the outputs
             projection = packed_projection(tokens.x, *self._projections())
             if projection is not None:
+                tokens = tokens._replace(x=tokens.x.to(projection.weight.dtype))
+                landmarks = self._landmarks(tokens)
                 return projected_pass(parts, tokens, projection, landmarks, **options)
         if self.causal:
             return self._causal(tokens, None, grams=self.training)[0]
         here = self._project(tokens)
         there = self._project(source, context=True) if crossing else here
+        landmarks = self._landmarks(source)
         return bidirectional_pass(parts, here, there, landmarks, grams=self.training)
 
     def _projections(self) -> list[nn.Module]:

@@ -125,18 +125,21 @@ def test_what_stands_at_masked_tokens_reaches_nothing():
     assert dx[mask].any()
 
 
-def test_the_projection_in_another_dtype():
-    """As under autocast: x and the small matrices are float32, the projection is bfloat16."""
-    x, weight, shift, *rest = (t.float() for t in inputs())
-    low = weight.bfloat16(), shift.bfloat16()
-    outputs, grads = gradients(op(), [x, *low, *rest])
-    exact_outputs, exact_grads = gradients(
-        whole(), [t.double() for t in (x.bfloat16(), *low, *rest)]
-    )
+def test_tokens_of_half_precision():
+    """As under autocast: tokens and projection are bfloat16, the small matrices float32."""
+    low = [t.bfloat16() if i < 3 else t.float() for i, t in enumerate(inputs())]
+    outputs, grads = gradients(op(), low)
+    exact_outputs, exact_grads = gradients(whole(), [t.double() for t in low])
     assert [t.dtype for t in outputs] == [torch.bfloat16, *[torch.float32] * 4]
-    assert [t.dtype for t in grads] == [torch.float32, *[torch.bfloat16] * 2, *[torch.float32] * 3]
+    assert [t.dtype for t in grads] == [t.dtype for t in low]
     for one, other in zip([*outputs, *grads], [*exact_outputs, *exact_grads], strict=True):
         assert (one - other).norm() < 2e-2 * other.norm()
+
+
+def test_tokens_in_another_dtype_are_refused():
+    x, *rest = (t.bfloat16() for t in inputs())
+    with pytest.raises(RuntimeError, match="same dtype"):
+        op()(x.float(), *rest)
 
 
 def test_autocast_does_not_reach_into_it():
@@ -164,10 +167,8 @@ def test_gradcheck():
 )
 def test_opcheck(scores, dtype):
     ops = torch.ops.primal_attention
-    x, weight, shift, *rest = (
-        None if t is None else t.float() for t in inputs(scores=scores, bias=scores == "both")
-    )
-    tensors = [x, *(None if t is None else t.to(dtype) for t in (weight, shift)), *rest]
+    given, dtypes = inputs(scores=scores, bias=scores == "both"), [dtype] * 3 + [torch.float32] * 3
+    tensors = [None if t is None else t.to(d) for t, d in zip(given, dtypes, strict=True)]
     leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
     options = H, MASKS["holes"], "cosine", "elu"
     forward = ops.projected_dual_forward.default, (*leaves, *options, True, False)

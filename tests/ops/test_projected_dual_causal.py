@@ -108,6 +108,12 @@ def test_what_stands_at_masked_tokens_reaches_nothing():
     assert dx[mask].any()
 
 
+def test_tokens_in_another_dtype_are_refused():
+    x, *rest = (t.bfloat16() for t in inputs())
+    with pytest.raises(RuntimeError, match="same dtype"):
+        op()(x.float(), *rest)
+
+
 def test_autocast_does_not_reach_into_it():
     given = inputs(dtype=torch.float32)
     plain = gradients(op(), given)
@@ -125,8 +131,8 @@ def test_gradcheck():
 @pytest.mark.parametrize(("scores", "dtype"), [("both", torch.float32), ("r", torch.bfloat16)])
 def test_opcheck(scores, dtype):
     ops = torch.ops.primal_attention
-    x, weight, shift, *rest = inputs(scores=scores, bias=scores == "both", dtype=torch.float32)
-    tensors = [x, *(None if t is None else t.to(dtype) for t in (weight, shift)), *rest]
+    given, dtypes = inputs(scores=scores, bias=scores == "both"), [dtype] * 3 + [torch.float32] * 3
+    tensors = [None if t is None else t.to(d) for t, d in zip(given, dtypes, strict=True)]
     leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
     options = H, MASKS["holes"], "cosine", "elu"
     forward = ops.projected_dual_causal_forward, (*leaves, *options, True, False)
@@ -169,7 +175,7 @@ def test_the_fused_form(device, dtype, scores, mask):
     exact = *wide, *options, *expected[3:], *(d.double() for d in d_outputs), True, True
     assert_near(gradients, backward_composed(*exact), TOLERANCES[dtype], "gradient")
     in_pieces = forward_composed(*given)
-    assert_laid_out(values[:7], in_pieces[:7])
+    assert_laid_out(values[:6], in_pieces[:6])
     rest = *in_pieces[3:], *d_outputs, True, True
     assert_laid_out(gradients, backward_composed(*tensors, *options, *rest))
 

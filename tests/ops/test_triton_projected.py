@@ -32,14 +32,14 @@ def device(request):
 class Case:
     """Inputs and cotangents of one call; M=None for static weights."""
 
-    def __init__(self, device, dtype=torch.float32, *, of_x=None, without=(), **options):
+    def __init__(self, device, dtype=torch.float32, *, without=(), **options):
         sizes = {"N": N, "H": H, "P": P, "S": S, "C": C, "M": M} | options
         length, heads, width, S_, C_, count = (sizes[name] for name in "NHPSCM")
         D, rows = heads * width, width if count is None else count
         lead = (heads, width) if count is None else (B, heads, width)
         c_e, c_r = (part.mT for part in randn(C_, 2 * S_, seed=3).chunk(2, 1))
         tensors = {
-            "x": randn(B, length, D).to(of_x or dtype),
+            "x": randn(B, length, D).to(dtype),
             "weight": randn(2 * D, D, seed=1).to(dtype),
             "shift": randn(2 * D, seed=2).to(dtype),
             "w_e": randn(heads, rows, S_, seed=4).float(),
@@ -180,11 +180,6 @@ def test_landmarks_that_meet(device, mask, jitter, count):
     check(Case(device, M=count, jitter=jitter, mask=MASKS[mask]))
 
 
-@pytest.mark.parametrize("count", [None, M])
-def test_the_projection_in_another_dtype(device, count):
-    check(Case(device, torch.bfloat16, of_x=torch.float32, M=count))
-
-
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
 def test_gradients_that_are_not_wanted(device, wanted):
     some, all_of_them = (
@@ -258,7 +253,7 @@ def test_gradients_that_are_written_over_what_was_kept(device, width, options):
     given = case.backward(spent=True)
     gradients = fused.backward(*given)
     assert_bits(gradients, fused.backward(*case.backward()))
-    for one, other in zip(given[17:20], case.backward()[17:20], strict=True):  # q and k, A_e, A_r
+    for one, other in zip(given[16:19], case.backward()[16:19], strict=True):  # q and k, A_e, A_r
         assert torch.equal(one, other) == (width != P)
 
 

@@ -128,22 +128,6 @@ def test_bfloat16_tokens_lose_little_of_the_parameters(device):
     assert_near(found[2:], expected[2:], 5e-4)
 
 
-def test_a_lower_precision_that_is_asked_for(device):
-    """Tokens of float32 beside a projection in half precision."""
-    case = Case(device, P=17)
-    found = [
-        *fused.forward(*case.forward(), "tf32"),
-        *fused.add_gradients(*case.backward(), None, "tf32"),
-    ]
-    expected = [
-        *in_double(forward_composed, case.forward()),
-        *in_double(backward_composed, case.backward())[1:],
-    ]
-    assert_near(found, expected, 5e-4)
-    with pytest.raises(AssertionError):
-        assert_near(found, expected, 2e-5)
-
-
 def test_views(device):
     case = Case(device)
     x = case.tensors["x"]

@@ -25,7 +25,7 @@ from primal_attention.precision import accumulation_dtype, operand_dtype
 
 
 def projected_attention(
-    x: Tensor,  # [B, N, D]; read in the dtype of the weight by the projection
+    x: Tensor,  # [B, N, D], in the dtype of the weight
     weight: Tensor,  # [2 H P, D]: of the queries, then of the keys
     shift: Tensor | None,  # [2 H P]
     w_e: Tensor,  # [H, M, S] with landmarks, [H, P, S] without
@@ -66,17 +66,15 @@ def _empty_outputs(
     lead, small = ((), w_e.dtype) if index is None else ((B,), x.dtype)
     sums = accumulation_dtype(small)
     of_weights = partial(x.new_empty, dtype=sums)
-    of_a = partial(x.new_empty, dtype=sums if index is None else operand_dtype(weight.dtype, sums))
-    of_grams = partial(x.new_empty, dtype=accumulation_dtype(weight.dtype))
-    of_tokens = partial(x.new_empty, dtype=weight.dtype)
+    of_a = partial(x.new_empty, dtype=sums if index is None else operand_dtype(x.dtype, sums))
+    of_grams = partial(x.new_empty, dtype=accumulation_dtype(x.dtype))
     nothing = of_weights(0) if index is None else x.new_empty(0)
     C = next((c.shape[1] for c in (c_e, c_r) if c is not None), None)
     return (
-        of_tokens(0 if C is None else (B, N, H, C)),
+        x.new_empty(0 if C is None else (B, N, H, C)),
         *(of_grams((B, H, P, P) if gram else 0) for gram in (gram_q, gram_k)),
         *(of_weights((*lead, H, P, S)) for _ in range(2)),
-        of_tokens(0 if x.dtype == weight.dtype else x.shape),
-        of_tokens((B, N, 2, H, P)),
+        x.new_empty((B, N, 2, H, P)),
         *(nothing if c is None else of_a((*lead, H, P, C)) for c in (c_e, c_r)),
     )
 
@@ -113,7 +111,7 @@ _forward = node.register(
         tensors="Tensor x, Tensor weight, Tensor? shift, Tensor w_e, Tensor w_r, "
         "Tensor? c_e, Tensor? c_r, Tensor? bias",
         options="Tensor? index, float scale, bool causal, Tensor? token_mask, str map_q, str map_k",
-        kept="Tensor tokens, Tensor qk, Tensor a_e, Tensor a_r",
+        kept="Tensor qk, Tensor a_e, Tensor a_r",
     ),
     (forward_composed, backward_composed),
     (_empty_outputs, _empty_gradients),

@@ -1,7 +1,6 @@
-r"""What every op that begins with the tokens has in common: $rows = W x + b$, and its gradients.
+r"""What every op that begins with the tokens ends its backward pass with: the gradients of W x + b.
 
-Between them stands what is made of the rows; its backward pass gives the gradients of the rows side
-by side, in one tensor.
+What is made of the rows W x + b gives their gradients side by side, in one tensor.
 
 Letters: B batch, N tokens, D model dim, R rows of W.
 """
@@ -13,17 +12,9 @@ from torch import Tensor
 from primal_attention.ops.products import affine
 
 
-def project(x: Tensor, weight: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The rows [B, N, R], and the tokens in their dtype; these are empty where x has it already."""
-    tokens = x.to(weight.dtype)
-    kept = x.new_empty(0, dtype=weight.dtype) if tokens is x else tokens
-    return affine(tokens, weight, shift), kept
-
-
 def projection_gradients(
     x: Tensor,
     weight: Tensor,
-    tokens: Tensor,  # what `project` gave
     d_rows: Tensor,  # [B, N, R], contiguous
     *,
     of_x: bool,
@@ -31,8 +22,8 @@ def projection_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of x and W; None where they are not wanted. That of b is the sum of the rows."""
     rows = d_rows.flatten(0, 1)
-    dx = affine(rows, weight.mT).view(x.shape).to(x.dtype) if of_x else None
-    d_weight = rows.mT @ (tokens if tokens.numel() else x).flatten(0, 1) if of_weight else None
+    dx = affine(rows, weight.mT).view(x.shape) if of_x else None
+    d_weight = rows.mT @ x.flatten(0, 1) if of_weight else None
     return dx, d_weight
 
 

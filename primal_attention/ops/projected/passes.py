@@ -15,7 +15,8 @@ from torch import Tensor
 
 from primal_attention.ops.collapse.composed import collapse_composed, side_backward
 from primal_attention.ops.primal.chunked import forward_in_pieces, write_gradients
-from primal_attention.ops.projected.frame import given_or_empty, project, projection_gradients
+from primal_attention.ops.products import affine
+from primal_attention.ops.projected.frame import given_or_empty, projection_gradients
 from primal_attention.ops.running_mean import chunked as running_mean
 from primal_attention.ops.running_mean import token_counts
 from primal_attention.ops.sampled import composed as sampled
@@ -53,18 +54,18 @@ def compose_forward(
     causal: bool,
     token_mask: Tensor | None,
     *options: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The five outputs; then what the backward pass needs: tokens, queries and keys, A_e, A_r."""
-    rows, tokens = project(x, weight, shift)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The five outputs; then what the backward pass needs: queries and keys, A_e, A_r."""
+    rows = affine(x, weight, shift)
     qk = torch.unflatten(rows, -1, (2, w_e.shape[0], -1))  # [B, N, 2, H, P]
     if causal:
         z = qk.flatten(2, 3)  # side by side they are heads of one tensor
         means, _ = passes.means(z, None, passes.counts(z, token_mask), token_mask)
         qk = means.view(qk.shape)
-    e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale, weight.dtype)
+    e, r, a_e, a_r = passes.weights(x, index, w_e, w_r, c_e, c_r, scale)
     sides = given_side(a_e, c_e), given_side(a_r, c_r)
     out, gram_q, gram_k = passes.attend(*qk.unbind(2), *sides, bias, token_mask, *options)
-    return out, gram_q, gram_k, e, r, tokens, qk, a_e, a_r
+    return out, gram_q, gram_k, e, r, qk, a_e, a_r
 
 
 def given_side(a: Tensor, c: Tensor | None) -> Tensor | None:
@@ -90,7 +91,6 @@ def compose_backward(
     map_k: str,
     e: Tensor,
     r: Tensor,
-    tokens: Tensor,
     qk: Tensor,
     a_e: Tensor,
     a_r: Tensor,
@@ -120,7 +120,7 @@ def compose_backward(
         passes.write_gradients(*given, (*d_qk.unbind(2), da_e, da_r, d_bias))
         d_rows = d_qk.flatten(2)
         d_shift = None if shift is None else passes.column_sum(d_rows.flatten(0, 1))
-    dx, d_weight = projection_gradients(x, weight, tokens, d_rows, of_x=of_x, of_weight=of_weight)
+    dx, d_weight = projection_gradients(x, weight, d_rows, of_x=of_x, of_weight=of_weight)
     d_sides = (used(d_out, da_e, c_e), used(d_out, da_r, c_r))
     dw_e, dw_r, dc_e, dc_r = passes.add_gradients(
         x, index, w_e, w_r, c_e, c_r, scale, e, r, d_e, d_r, *d_sides, dx
@@ -148,12 +148,11 @@ def weights_in_pieces(
     c_e: Tensor | None,
     c_r: Tensor | None,
     scale: float,
-    dtype: torch.dtype,  # of the projection
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
     if index is not None:
         e, r, a_e, a_r = sampled.forward_composed(x, index, w_e, w_r, c_e, c_r, scale)
-        return e, r, as_operand(a_e, c_e, dtype), as_operand(a_r, c_r, dtype)
+        return e, r, as_operand(a_e, c_e, x.dtype), as_operand(a_r, c_r, x.dtype)
     e, r = (w.new_empty(w.shape, dtype=accumulation_dtype(w.dtype)).copy_(w) for w in (w_e, w_r))
     return e, r, *collapse_composed(e, r, c_e, c_r)
 

@@ -47,7 +47,7 @@ def projected_attention(
     map_k: str,
 ) -> ProjectedResult:
     """The op by its formulas, with both Gram matrices."""
-    qk = F.linear(x.to(weight.dtype), weight, shift)
+    qk = F.linear(x, weight, shift)
     q, k = rearrange(qk, "b n (two h p) -> two b n h p", two=2, h=w_e.shape[0])
     if causal:
         counts = token_counts(q, token_mask, None)

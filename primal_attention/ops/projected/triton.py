@@ -6,7 +6,6 @@ M landmarks.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -37,20 +36,19 @@ def takes(
         weight.shape[0] // (2 * w_e.shape[0]),
         *(c.shape[1] for c in rest[:2] if c is not None),
     ]
-    return weight.dtype in DOTS and padded(max(widths)) <= 256 and x.numel() > 0
+    return x.dtype in DOTS and padded(max(widths)) <= 256 and x.numel() > 0
 
 
 def weights(
     x: Tensor, index: Tensor | None, w_e: Tensor, w_r: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
-    c_e, c_r, scale, dtype = rest
-    precision = PRODUCTS[dtype]
+    c_e, c_r, scale = rest
     if index is None and collapse.takes(w_e, w_r, c_e, c_r):
-        return collapse.forward_with_weights(w_e, w_r, c_e, c_r, precision)
+        return collapse.forward_with_weights(w_e, w_r, c_e, c_r, PRODUCTS[x.dtype])
     if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
-        of_a = operand_dtype(dtype, torch.float32)
-        return sampled.forward(x, index, w_e, w_r, c_e, c_r, scale, precision, of_a)
+        of_a = operand_dtype(x.dtype, torch.float32)
+        return sampled.forward(x, index, w_e, w_r, c_e, c_r, scale, of_a)
     return weights_in_pieces(x, index, w_e, w_r, *rest)
 
 
@@ -120,7 +118,6 @@ def _segments_to_sum(
 
 
 def add_gradients(
-    precision: str,
     x: Tensor,
     index: Tensor | None,
     w_e: Tensor,
@@ -139,37 +136,33 @@ def add_gradients(
     """Gradients of w_e, w_r, c_e and c_r; that of x by the landmarks is added to dx."""
     given = e, r, d_e, d_r, da_e, da_r
     if index is None and collapse.takes(w_e, w_r, c_e, c_r):
-        return collapse.backward(w_e, w_r, c_e, c_r, da_e, da_r, d_e, d_r, precision)
+        return collapse.backward(w_e, w_r, c_e, c_r, da_e, da_r, d_e, d_r, PRODUCTS[x.dtype])
     if index is not None and sampled.takes(x, index, w_e, w_r, c_e, c_r):
         d_rows = None if dx is None else torch.unflatten(dx, -1, (w_e.shape[0], -1))
-        return sampled.add_gradients(
-            x, index, w_e, w_r, c_e, c_r, scale, *given, d_rows, precision=precision
-        )
+        return sampled.add_gradients(x, index, w_e, w_r, c_e, c_r, scale, *given, d_rows)
     return add_gradients_in_pieces(x, index, w_e, w_r, c_e, c_r, scale, *given, dx)
 
 
-def fused_passes(dtype: torch.dtype) -> Passes:
-    """The passes for a projection in this dtype."""
-    return Passes(
-        running_mean.counts_if_masked,
-        weights,
-        primal.forward,
-        write_gradients,
-        column_sum,
-        partial(add_gradients, PRODUCTS[dtype]),
-        running_mean.forward,
-        mean_gradients,
-        primal.takes_one_pass,
-    )
+FUSED = Passes(
+    running_mean.counts_if_masked,
+    weights,
+    primal.forward,
+    write_gradients,
+    column_sum,
+    add_gradients,
+    running_mean.forward,
+    mean_gradients,
+    primal.takes_one_pass,
+)
 
 
 @exact
-def forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def forward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Outputs, and what the backward pass needs of their making."""
-    return compose_forward(fused_passes(weight.dtype), x, weight, *rest)
+    return compose_forward(FUSED, x, *rest)
 
 
 @exact
-def backward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def backward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Gradients of the first eight inputs; empty where they are not given or not wanted."""
-    return compose_backward(fused_passes(weight.dtype), x, weight, *rest)
+    return compose_backward(FUSED, x, *rest)

@@ -30,7 +30,7 @@ OPTIONS = "int num_heads, Tensor? token_mask, str map_q, str map_k"
 
 
 def projected_dual_attention(
-    x: Tensor,  # [B, N, D]; read in the dtype of the weight by the projection
+    x: Tensor,  # [B, N, D], in the dtype of the weight
     weight: Tensor,  # [2 H P + 2 H S, D]: of the queries, the keys, H_e and H_r
     shift: Tensor | None,  # [2 H P + 2 H S]
     c_e: Tensor | None,  # [S, C]: the output map's part for e; None where e is not output
@@ -63,16 +63,14 @@ def _empty_outputs(
     (B, N, _), R, H, S = x.shape, weight.shape[0], num_heads, directions_of(c_e, c_r)
     P, C = R // (2 * H) - S, next(c.shape[1] for c in (c_e, c_r) if c is not None)
     *_, gram_q, gram_k = options
-    of_tokens = partial(x.new_empty, dtype=weight.dtype)
-    of_sums = partial(x.new_empty, dtype=accumulation_dtype(weight.dtype))
-    of_a = operand_dtype(weight.dtype, accumulation_dtype(weight.dtype))
+    sums = accumulation_dtype(x.dtype)
+    of_sums, of_a = (partial(x.new_empty, dtype=t) for t in (sums, operand_dtype(x.dtype, sums)))
     return (
-        of_tokens((B, N, H, C)),
+        x.new_empty((B, N, H, C)),
         *(of_sums((B, H, P, P) if gram else 0) for gram in (gram_q, gram_k)),
         *(of_sums((B, H, P, S)) for _ in range(2)),
-        of_tokens(0 if x.dtype == weight.dtype else x.shape),
-        of_tokens((B, N, R)),
-        *(of_sums(0) if c is None else x.new_empty((B, H, P, C), dtype=of_a) for c in (c_e, c_r)),
+        x.new_empty((B, N, R)),
+        *(of_sums(0) if c is None else of_a((B, H, P, C)) for c in (c_e, c_r)),
         of_sums(B),
     )
 
@@ -87,7 +85,7 @@ def _empty_gradients(
     *options: Any,
 ) -> tuple[Tensor, ...]:
     *_, of_x, of_weight, _ = options
-    nothing = x.new_empty(0, dtype=accumulation_dtype(weight.dtype))
+    nothing = x.new_empty(0, dtype=accumulation_dtype(x.dtype))
     return (
         x.new_empty(x.shape if of_x else 0),
         weight.new_empty(weight.shape) if of_weight else x.new_empty(0),
@@ -101,9 +99,7 @@ forward_composed = partial(compose_forward, IN_PIECES)
 backward_composed = partial(compose_backward, IN_PIECES)
 _forward = node.register(
     "projected_dual",
-    node.Signature(
-        TENSORS, OPTIONS, "Tensor tokens, Tensor rows, Tensor a_e, Tensor a_r, Tensor inverse_n"
-    ),
+    node.Signature(TENSORS, OPTIONS, "Tensor rows, Tensor a_e, Tensor a_r, Tensor inverse_n"),
     (forward_composed, backward_composed),
     (_empty_outputs, _empty_gradients),
     reference.projected_dual_attention,

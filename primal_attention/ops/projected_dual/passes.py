@@ -15,7 +15,8 @@ from torch import Tensor
 from primal_attention.ops.collapse.composed import collapse_composed, side_backward
 from primal_attention.ops.moment import chunked as moment
 from primal_attention.ops.primal.chunked import forward_in_pieces, write_gradients
-from primal_attention.ops.projected.frame import given_or_empty, project, projection_gradients
+from primal_attention.ops.products import affine
+from primal_attention.ops.projected.frame import given_or_empty, projection_gradients
 from primal_attention.ops.projected.passes import (
     as_operand,
     column_sum_in_pieces,
@@ -77,14 +78,14 @@ def compose_forward(
     map_k: str,
     gram_q: bool,
     gram_k: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The five outputs; then what the backward pass needs: tokens, rows, A_e, A_r and 1 / n."""
-    rows, tokens = project(x, weight, shift)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The five outputs; then what the backward pass needs: rows, A_e, A_r and 1 / n."""
+    rows = affine(x, weight, shift)
     heads = heads_of(rows, num_heads, directions_of(c_e, c_r))
-    inverse_n = inverse_counts(x, token_mask, weight.dtype)
+    inverse_n = inverse_counts(x, token_mask)
     options = token_mask, map_q, map_k, gram_q, gram_k
     out, g_q, g_k, e, r, a_e, a_r = passes.attend(heads, c_e, c_r, bias, inverse_n, *options)
-    return out, g_q, g_k, e, r, tokens, rows, a_e, a_r, inverse_n
+    return out, g_q, g_k, e, r, rows, a_e, a_r, inverse_n
 
 
 def compose_backward(
@@ -101,7 +102,6 @@ def compose_backward(
     map_k: str,
     e: Tensor,
     r: Tensor,
-    tokens: Tensor,
     rows: Tensor,
     a_e: Tensor,
     a_r: Tensor,
@@ -129,7 +129,7 @@ def compose_backward(
         d_heads = heads_of(d_rows, num_heads, directions_of(c_e, c_r))
     dc_e, dc_r = passes.write_gradients(heads, given, d_heads, d_bias)
     d_shift = None if shift is None else passes.column_sum(d_rows.flatten(0, 1))
-    d_projection = projection_gradients(x, weight, tokens, d_rows, of_x=of_x, of_weight=of_weight)
+    d_projection = projection_gradients(x, weight, d_rows, of_x=of_x, of_weight=of_weight)
     dx, d_weight, d_shift = given_or_empty(x, *d_projection, d_shift)
     return dx, d_weight, d_shift, dc_e, dc_r, d_bias
 

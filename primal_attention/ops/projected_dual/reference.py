@@ -43,11 +43,12 @@ def directions_of(c_e: Tensor | None, c_r: Tensor | None) -> int:
     return c.shape[0]
 
 
-def inverse_counts(x: Tensor, token_mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+def inverse_counts(x: Tensor, token_mask: Tensor | None) -> Tensor:
     """1 / n for the n real tokens of each sequence, [B], and 1 where there are none."""
+    dtype = accumulation_dtype(x.dtype)
     if token_mask is None:
-        return x.new_full(x.shape[:1], 1 / max(x.shape[1], 1), dtype=accumulation_dtype(dtype))
-    counts = token_mask.sum(1, dtype=accumulation_dtype(dtype))
+        return x.new_full(x.shape[:1], 1 / max(x.shape[1], 1), dtype=dtype)
+    counts = token_mask.sum(1, dtype=dtype)
     return counts.clamp_(min=1).reciprocal_()
 
 
@@ -65,9 +66,9 @@ def projected_dual_attention(
     map_k: str,
 ) -> ProjectedResult:
     """The op by its formulas, with both Gram matrices."""
-    rows = F.linear(x.to(weight.dtype), weight, shift)
+    rows = F.linear(x, weight, shift)
     q, k, h_e, h_r = heads_of(rows, num_heads, directions_of(c_e, c_r))
-    inverse_n = inverse_counts(x, token_mask, weight.dtype)[:, None, None, None]
+    inverse_n = inverse_counts(x, token_mask)[:, None, None, None]
     e = inverse_n * moment(k, h_r, token_mask=token_mask, feature_map=map_k)
     r = inverse_n * moment(q, h_e, token_mask=token_mask, feature_map=map_q)
     collapsed = collapse_composed(e, r, c_e, c_r)

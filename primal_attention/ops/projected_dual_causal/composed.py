@@ -34,7 +34,7 @@ from primal_attention.precision import accumulation_dtype
 
 
 def projected_dual_causal_attention(
-    x: Tensor,  # [B, N, D]; read in the dtype of the weight by the projection
+    x: Tensor,  # [B, N, D], in the dtype of the weight
     weight: Tensor,  # [2 H P + 2 H S, D]: of the queries, the keys, H_e and H_r
     shift: Tensor | None,  # [2 H P + 2 H S]
     c_e: Tensor | None,  # [S, C]: the output map's part for e; None where e is not output
@@ -68,9 +68,8 @@ def _empty_outputs(
     *options: Any,
 ) -> tuple[Tensor, ...]:
     *_, gram_q, gram_k = options
-    of_tokens = partial(x.new_empty, dtype=weight.dtype)
-    of_sums = partial(x.new_empty, dtype=accumulation_dtype(weight.dtype))
-    rows = of_tokens((*x.shape[:2], weight.shape[0]))
+    of_sums = partial(x.new_empty, dtype=accumulation_dtype(x.dtype))
+    rows = x.new_empty((*x.shape[:2], weight.shape[0]))
     q, k, h = sides_of(rows, num_heads, directions_of(c_e, c_r))
     out, q_side, k_side, g_q, g_k, states = chunked.empty_outputs(q, k, h, c_e, c_r, True, True)
     return (
@@ -79,7 +78,6 @@ def _empty_outputs(
         g_k if gram_k else of_sums(0),
         k_side,
         q_side,
-        of_tokens(0 if x.dtype == weight.dtype else x.shape),
         rows,
         states,
         of_sums(x.shape[0]),
@@ -112,7 +110,7 @@ _forward = node.register(
     node.Signature(
         TENSORS,
         OPTIONS,
-        "Tensor tokens, Tensor rows, Tensor states, Tensor inverse_n",
+        "Tensor rows, Tensor states, Tensor inverse_n",
         spends=False,
     ),
     (forward_composed, backward_composed),

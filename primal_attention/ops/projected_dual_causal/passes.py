@@ -14,7 +14,8 @@ from torch import Tensor
 
 from primal_attention.ops.dual_causal.chunked import forward_in_pieces, write_gradients
 from primal_attention.ops.dual_causal.sizes import dims
-from primal_attention.ops.projected.frame import given_or_empty, project, projection_gradients
+from primal_attention.ops.products import affine
+from primal_attention.ops.projected.frame import given_or_empty, projection_gradients
 from primal_attention.ops.projected_dual.reference import directions_of, inverse_counts
 from primal_attention.ops.projected_dual_causal.reference import sides_of
 from primal_attention.ops.running_mean import token_counts
@@ -43,18 +44,18 @@ def compose_forward(
     map_k: str,
     gram_q: bool,
     gram_k: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The five outputs; then what the backward pass needs: tokens, rows, kept sums and 1 / n."""
-    rows, tokens = project(x, weight, shift)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The five outputs; then what the backward pass needs: rows, kept sums and 1 / n."""
+    rows = affine(x, weight, shift)
     q, k, h = sides_of(rows, num_heads, directions_of(c_e, c_r))
     options = passes.counts(q, token_mask), token_mask, map_q, map_k
-    inverse_n = inverse_counts(x, token_mask, weight.dtype)
+    inverse_n = inverse_counts(x, token_mask)
     out, r, e, *grams, states = passes.attend(
         q, k, h, c_e, c_r, bias, None, None, *options, gram_q or gram_k, True, inverse_n
     )
     wanted = zip(grams, (gram_q, gram_k), strict=True)
     g_q, g_k = (gram if wants else gram.new_empty(0) for gram, wants in wanted)
-    return out, g_q, g_k, e, r, tokens, rows, states, inverse_n
+    return out, g_q, g_k, e, r, rows, states, inverse_n
 
 
 def compose_backward(
@@ -71,7 +72,6 @@ def compose_backward(
     map_k: str,
     e: Tensor,
     r: Tensor,
-    tokens: Tensor,
     rows: Tensor,
     states: Tensor,
     inverse_n: Tensor,
@@ -94,7 +94,7 @@ def compose_backward(
         q, k, h, c_e, c_r, bias, None, None, *options,
         d_out, d_r, d_e, d_gram_q, d_gram_k, sides_of(d_rows, num_heads, S), d_shift, inverse_n,
     )  # fmt: skip
-    d_projection = projection_gradients(x, weight, tokens, d_rows, of_x=of_x, of_weight=of_weight)
+    d_projection = projection_gradients(x, weight, d_rows, of_x=of_x, of_weight=of_weight)
     dx, d_weight, d_shift = given_or_empty(x, *d_projection, d_shift)
     return dx, d_weight, d_shift, dc_e, dc_r, d_bias
 

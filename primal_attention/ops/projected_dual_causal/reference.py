@@ -39,7 +39,7 @@ def projected_dual_causal_attention(
     map_k: str,
 ) -> ProjectedResult:
     """The op by its formulas, with both Gram matrices."""
-    rows = F.linear(x.to(weight.dtype), weight, shift)
+    rows = F.linear(x, weight, shift)
     q, k, h = sides_of(rows, num_heads, directions_of(c_e, c_r))
     counts = token_counts(q, token_mask, None)
     result = dual_causal_attention(
@@ -56,6 +56,6 @@ def projected_dual_causal_attention(
         map_q=map_q,
         map_k=map_k,
     )
-    inverse_n = inverse_counts(x, token_mask, weight.dtype)[:, None, None, None]
+    inverse_n = inverse_counts(x, token_mask)[:, None, None, None]
     weights = result.k_side * inverse_n, result.q_side * inverse_n
     return ProjectedResult(result.out, result.gram_q, result.gram_k, *weights)

@@ -57,16 +57,14 @@ def takes(x: Tensor, index: Tensor, w_e: Tensor, w_r: Tensor, *rest: Any) -> boo
     return dtypes and w_r.dtype == w_e.dtype and S <= 128 and M <= 4096 and x.numel() * M > 0
 
 
-def _config(x: Tensor, precision: str) -> Config:
-    """Tokens of bfloat16 go into the products as they are, others in that precision."""
-    return CONFIGS["bf16" if x.dtype == torch.bfloat16 else precision]
+def _config(x: Tensor) -> Config:
+    """Tokens of bfloat16 go into the products as they are."""
+    return CONFIGS["bf16" if x.dtype == torch.bfloat16 else PRODUCTS[x.dtype]]
 
 
-def _sizes(
-    x: Tensor, w_e: Tensor, c_e: Tensor | None, c_r: Tensor | None, precision: str
-) -> MapSizes:
+def _sizes(x: Tensor, w_e: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> MapSizes:
     H, _, S = w_e.shape
-    return map_sizes(x.shape[2] // H, S, c_e, c_r, _config(x, precision).tile)
+    return map_sizes(x.shape[2] // H, S, c_e, c_r, _config(x).tile)
 
 
 def _sides(programs: int) -> int:
@@ -82,12 +80,10 @@ def forward(
     c_e: Tensor | None,
     c_r: Tensor | None,
     scale: float,
-    precision: str | None = None,  # of the products; None: by the dtype of x
     of_a: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
-    precision = precision or PRODUCTS[x.dtype]
-    sizes, config = _sizes(x, w_e, c_e, c_r, precision), _config(x, precision)
+    sizes, config, precision = _sizes(x, w_e, c_e, c_r), _config(x), PRODUCTS[x.dtype]
     P, S, C, tile, block, columns = sizes
     B, (H, M, _) = x.shape[0], w_e.shape
     sides = _sides(B * H * sizes.tiles)
@@ -145,17 +141,15 @@ def add_gradients(
     da_e: Tensor | None,
     da_r: Tensor | None,
     d_rows: Tensor | None,  # [B, N, H, P] with adjacent columns
-    precision: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of w_e, w_r, c_e and c_r; that of x is added to the rows of its landmarks."""
-    precision = precision or PRODUCTS[x.dtype]
-    sizes, index = _sizes(x, w_e, c_e, c_r, precision), index.contiguous()
+    sizes, index, precision = _sizes(x, w_e, c_e, c_r), index.contiguous(), PRODUCTS[x.dtype]
     totals = [e.new_empty(e.shape) for _ in range(2)]
     given = contiguous(e, r, d_e, d_r, da_e, da_r)
     c_parts = pull_back((c_e, c_r), given, totals, scale, precision)
     if d_rows is not None:
         _add_rows(index, w_e, w_r, totals, d_rows, sizes, precision)
-    w_parts = _parameter_parts(x, index, w_e, totals, sizes, precision)
+    w_parts = _parameter_parts(x, index, w_e, totals, sizes)
     dw = [w.new_empty(w.shape) for w in (w_e, w_r)]
     d_maps = [None if c is None else torch.empty_like(c) for c in (c_e, c_r)]
     add_up_maps(c_parts, d_maps)  # many parts of few entries; the others are few parts of many
@@ -187,10 +181,10 @@ def _add_rows(
 
 
 def _parameter_parts(
-    x: Tensor, index: Tensor, w_e: Tensor, totals: list[Tensor], sizes: MapSizes, precision: str
+    x: Tensor, index: Tensor, w_e: Tensor, totals: list[Tensor], sizes: MapSizes
 ) -> list[Tensor]:
     """Gradients of w_e and w_r, [groups, H, M, S], each summed over a group of sequences."""
-    (P, S, _, tile, block, _), config = sizes, _config(x, precision)
+    (P, S, _, tile, block, _), config = sizes, _config(x)
     B, (H, M, _) = x.shape[0], w_e.shape
     landmarks = min(config.block, padded(M))
     blocks = H * -(-M // landmarks)
@@ -202,6 +196,6 @@ def _parameter_parts(
     with device_of(x):
         parameter_blocks[(blocks, groups, 2 // sides)](
             rows, index, *totals, *parts, strides(rows), B, H, group,
-            M, P, S, landmarks, tile, block, sides, precision, **config.launch,
+            M, P, S, landmarks, tile, block, sides, PRODUCTS[x.dtype], **config.launch,
         )  # fmt: skip
     return parts
