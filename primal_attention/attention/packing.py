@@ -55,6 +55,18 @@ def _gains(x: Tensor, weight: Tensor) -> bool:
     return x.is_cuda or (not torch.compiler.is_compiling() and is_large_on_cpu(x, weight))
 
 
+def in_projected_dtype(x: Tensor, *projections: nn.Module) -> Tensor:
+    """The tokens in the dtype in which autocast would have them, once for all projections.
+
+    As they are where one is no plain ``nn.Linear``: it may have been made for another dtype.
+    """
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    plain = [each for each in projections if is_plain(each)]
+    dtype = projected_dtype(x, plain[0].weight) if len(plain) == len(projections) else None
+    return x if dtype is None else x.to(dtype)
+
+
 def projected_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
     """The dtype of a product of the two, as autocast has it; None where it would be refused."""
     device = x.device.type

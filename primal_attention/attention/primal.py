@@ -30,7 +30,7 @@ from primal_attention.attention.packed import (
     packed_sequences,
     position_wise_pass,
 )
-from primal_attention.attention.packing import packed_projection, projected
+from primal_attention.attention.packing import in_projected_dtype, packed_projection, projected
 from primal_attention.attention.passes import (
     Parts,
     Pass,
@@ -201,8 +201,8 @@ class PrimalAttention(KSVDLayer):
         if max_seqlen is not None:
             raise ValueError(f"max_seqlen={max_seqlen} was given without cu_seqlens")
         self._check_inputs(x, context, token_mask, context_mask)
-        tokens = real_tokens(x, token_mask)
-        source = tokens if context is None else real_tokens(context, context_mask)
+        tokens = self._tokens(x, token_mask)
+        source = tokens if context is None else self._tokens(context, context_mask)
         run = self._run(tokens, source)
         if self.training:
             num_queries = tokens.num_real()
@@ -233,7 +233,7 @@ class PrimalAttention(KSVDLayer):
             raise ValueError(
                 f"state is of {state.num_tokens.shape[0]} sequences, x has {x.shape[0]}"
             )
-        tokens = real_tokens(x, token_mask)
+        tokens = self._tokens(x, token_mask)
         run, state = self._causal(tokens, state, grams=False)
         return self._output(run.out, tokens), state
 
@@ -266,6 +266,10 @@ class PrimalAttention(KSVDLayer):
             f"causal={self.causal}, scores={self.scores!r}"
         )
 
+    def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
+        """Whatever the layer makes of them is made of one copy, which is all that it keeps."""
+        return real_tokens(in_projected_dtype(x, *self._projections()), mask)
+
     def _causal(
         self, tokens: Tokens, state: PrimalState | None, *, grams: bool
     ) -> tuple[Pass, PrimalState]:
@@ -275,19 +279,16 @@ class PrimalAttention(KSVDLayer):
 
     def _run(self, tokens: Tokens, source: Tokens) -> Pass:
         """Queries of the tokens, keys of the source; the same sequence in self-attention."""
-        parts, crossing = self._parts(), source is not tokens
+        parts, landmarks, crossing = self._parts(), self._landmarks(source), source is not tokens
         options = {"causal": self.causal, "grams": self.training}
         if not crossing and not self.features.has_modules:  # one op from the tokens to the outputs
             projection = packed_projection(tokens.x, *self._projections())
             if projection is not None:
-                tokens = tokens._replace(x=tokens.x.to(projection.weight.dtype))
-                landmarks = self._landmarks(tokens)
                 return projected_pass(parts, tokens, projection, landmarks, **options)
         if self.causal:
             return self._causal(tokens, None, grams=self.training)[0]
         here = self._project(tokens)
         there = self._project(source, context=True) if crossing else here
-        landmarks = self._landmarks(source)
         return bidirectional_pass(parts, here, there, landmarks, grams=self.training)
 
     def _projections(self) -> list[nn.Module]:
@@ -297,7 +298,7 @@ class PrimalAttention(KSVDLayer):
 
     def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
         """Outputs of packed sequences, in the shape of x."""
-        tokens = Tokens(x.reshape(1, -1, self.dim), None)
+        tokens = self._tokens(x.reshape(1, -1, self.dim), None)
         if self.weights == "static" and not self.causal and not self.features.normalised:
             flat = self._project(tokens)
             run = position_wise_pass(self._parts(), flat, sequences, grams=self.training)

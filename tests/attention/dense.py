@@ -186,7 +186,7 @@ def dense_run(
         if real.any():
             sequence = one_sequence(layer, x[b][real], given)
             sequences.append(sequence)
-            row = row.index_put((real.nonzero()[:, 0],), sequence.out)
+            row = row.index_put((real.nonzero()[:, 0],), sequence.out.to(row))
         rows.append(row)
     return torch.stack(rows), sequences
 

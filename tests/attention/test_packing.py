@@ -117,7 +117,7 @@ def test_padding_that_is_not_a_number(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_autocast(kind):
-    """The tokens keep their dtype, the projections have that of autocast, the sums float32."""
+    """The projections have the dtype of autocast, the sums float32."""
     layer, x = layer_and_tokens(**KINDS[kind])
     layer, x = layer.float(), x.detach().float().requires_grad_()
     expected = step(layer, x)
@@ -130,6 +130,17 @@ def test_under_autocast(kind):
     assert y.dtype == torch.bfloat16
     for one, other in zip([y, *grads], expected, strict=True):
         assert (one - other).norm() < 0.1 * other.norm()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_under_autocast_a_module_gets_the_tokens_as_they_are(training):
+    """It may have been made for their dtype, as a quantised one is for float32."""
+    layer, x = layer_and_tokens(weights="dual")
+    seen = []
+    layer.k_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(training):
+        layer.float()(x.float())
+    assert seen == [torch.float32]
 
 
 @pytest.mark.parametrize("name", ["q_proj", "h_proj"])
