@@ -74,7 +74,7 @@ def bytes_kept(form, dtype, *, low=False, crossing=False, **options):
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    given = [tensor.requires_grad_() for tensor in (x, *context)]
+    given = [tensor.requires_grad_() * 1 for tensor in (x, *context)]  # autocast caches leaves
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=low),
