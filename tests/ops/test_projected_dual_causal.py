@@ -181,9 +181,10 @@ def test_the_fused_form(device, dtype, scores, mask):
 
 
 def test_what_the_fused_form_does_not_take():
+    options = H, None, "cosine", "cosine"
     x, weight, *rest = inputs()
-    assert not fused.takes(x, weight, *rest, H)
+    assert not fused.takes(x, weight, *rest, *options)
     x, weight, *rest = inputs(dtype=torch.float32)
-    assert fused.takes(x, weight, *rest, H)
-    assert not fused.takes(x[:0], weight, *rest, H)
-    assert not fused.takes(x, torch.zeros(2 * H * (129 + S), D), *rest, H)
+    assert fused.takes(x, weight, *rest, *options)
+    assert not fused.takes(x[:0], weight, *rest, *options)
+    assert not fused.takes(x, torch.zeros(2 * H * (129 + S), D), *rest, *options)

@@ -252,15 +252,20 @@ def test_both_passes_walk_over_the_same_blocks(device):
 
 
 def test_what_it_takes(device):
-    def takes(p, s, v, dtype=torch.bfloat16):
+    def takes(p, s, v, dtype=torch.bfloat16, maps=("cosine", "cosine")):
         z = torch.zeros(1, 2, 1, p, dtype=dtype, device=device)
         h = torch.zeros(1, 2, 2, 1, s, dtype=dtype, device=device)
-        return fused.takes(z, z, h, None, torch.zeros(s, v, device=device))
+        return fused.takes(z, z, h, None, torch.zeros(s, v, device=device), *[None] * 5, *maps)
 
     assert takes(64, 32, 64)
     assert takes(1, 1, 1)
     assert takes(48, 24, 48, torch.float16) and takes(96, 32, 96)
     assert not takes(48, 24, 48) and not takes(40, 24, 40)  # products of which read anywhere
+    for maps in (("relu", "relu"), ("cosine", "relu"), ("elu", "cosine"), ("identity", "elu")):
+        assert not takes(64, 32, 64, maps=maps)  # the same
+        assert takes(32, 32, 32, maps=maps) and takes(64, 32, 64, torch.float16, maps)
+    for maps in (("elu", "elu"), ("identity", "cosine")):
+        assert takes(64, 32, 64, maps=maps)
     assert takes(64, 32, 64, torch.float32)
     assert not takes(257, 16, 16)
     assert not takes(16, 16, 257)

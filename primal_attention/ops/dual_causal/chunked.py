@@ -222,7 +222,7 @@ def empty_outputs(
     """What the compiler is told of the outputs."""
     *_, grams, keep = options
     states = _room_for_states(q, h, keep)
-    if keep and is_fused(q, k, h, c_e, c_r):
+    if keep and is_fused(q, k, h, c_e, c_r, *options):
         states = fused_states(q, h, FORWARD[key(q, h, c_e, c_r)].block)
     return *_room_for_outputs(q, h, c_e, c_r, grams), states
 

@@ -61,24 +61,27 @@ def score_stages(where: tuple[int, str], directions: int) -> int:
 def takes(
     q: Tensor, k: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None, *options: Any
 ) -> bool:
-    """Whether the fused form is made for these dtypes and sizes."""
-    dtypes = q.dtype == k.dtype and h.dtype in launch.PRECISION
-    return dtypes and takes_sizes(q.dtype, *dims(q, h, c_e, c_r)) and q.numel() > 0
+    """Whether the fused form is made for these dtypes, sizes and maps."""
+    _, _, _, _, _, map_q, map_k, *_ = options
+    dtypes, sizes = q.dtype == k.dtype and h.dtype in launch.PRECISION, dims(q, h, c_e, c_r)
+    return dtypes and takes_sizes(q.dtype, *sizes, map_q, map_k) and q.numel() > 0
 
 
-def takes_sizes(dtype: torch.dtype, P: int, S: int, V: int) -> bool:
-    """Whether it is for this dtype of the queries and these widths.
+def takes_sizes(dtype: torch.dtype, P: int, S: int, V: int, map_q: str, map_k: str) -> bool:
+    """Whether it is for this dtype of the queries, these widths and these maps.
 
-    The assembler of Triton 3.6 compiles the forward walk wrongly for heads in bfloat16 of more than
-    32 and less than 64 columns: products of it read anywhere.
+    The assembler of Triton 3.6 compiles the walks wrongly for heads in bfloat16 of more than 32 and
+    less than 64 columns, and of 64 with some maps: products of them read anywhere.
     """
     where = key_of(dtype, P, S, V)
-    return where in FORWARD and (where != (64, "bf16") or P == V == 64)
+    if where != (64, "bf16"):
+        return where in FORWARD
+    return P == V == 64 and "relu" not in (map_q, map_k) and (map_q == "elu") == (map_k == "elu")
 
 
-def is_fused(q: Tensor, k: Tensor, h: Tensor, c_e: Tensor | None, c_r: Tensor | None) -> bool:
+def is_fused(q: Tensor, *rest: Any) -> bool:
     """Whether the op runs in its fused form on the tensors' device."""
-    return q.is_cuda and uses_fused() and takes(q, k, h, c_e, c_r)
+    return q.is_cuda and uses_fused() and takes(q, *rest)
 
 
 def fused_states(q: Tensor, h: Tensor, block: int) -> Tensor:

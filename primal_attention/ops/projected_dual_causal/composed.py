@@ -67,11 +67,12 @@ def _empty_outputs(
     num_heads: int,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    *_, gram_q, gram_k = options
+    token_mask, map_q, map_k, gram_q, gram_k = options
     of_sums = partial(x.new_empty, dtype=accumulation_dtype(x.dtype))
     rows = x.new_empty((*x.shape[:2], weight.shape[0]))
     q, k, h = sides_of(rows, num_heads, directions_of(c_e, c_r))
-    out, q_side, k_side, g_q, g_k, states = chunked.empty_outputs(q, k, h, c_e, c_r, True, True)
+    inputs = q, k, h, c_e, c_r, bias, None, None, None, token_mask, map_q, map_k
+    out, q_side, k_side, g_q, g_k, states = chunked.empty_outputs(*inputs, True, True)
     return (
         out,
         g_q if gram_q else of_sums(0),

@@ -31,12 +31,15 @@ def takes(
     c_r: Tensor | None,
     bias: Tensor | None,
     num_heads: int,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
     *rest: Any,
 ) -> bool:
-    """Whether the fused form is made for these dtypes and sizes."""
+    """Whether the fused form is made for these dtypes, sizes and maps."""
     S, V = directions_of(c_e, c_r), next(c.shape[1] for c in (c_e, c_r) if c is not None)
     P = weight.shape[0] // (2 * num_heads) - S
-    return takes_sizes(weight.dtype, P, S, V) and x.numel() > 0
+    return takes_sizes(weight.dtype, P, S, V, map_q, map_k) and x.numel() > 0
 
 
 @exact
