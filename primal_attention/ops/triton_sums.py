@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_maps import existing
+
 # The interpreter has no products of bfloat16: it takes the rounded operands in float32.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -37,53 +39,12 @@ def spread_tokens(program, N, H, number, tokens, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sequence_of(tensor, strides, b, h):
-    """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C]."""
-    return tensor + b * strides[0] + h * strides[2]
-
-
-@triton.jit
-def existing(start, last, BLOCK: tl.constexpr):
-    """Which of the tokens from start on lie before last, [n]."""
-    return start + tl.arange(0, BLOCK) < last
-
-
-@triton.jit
-def real_tokens(mask, b, N, start, last, BLOCK: tl.constexpr):
-    """Which of the tokens from start on lie before last and are real, [n]; mask is [B, N]."""
-    real = existing(start, last, BLOCK)
-    if mask is not None:
-        n = b * N + start + tl.arange(0, BLOCK)
-        real = real & (tl.load(mask + n, mask=real, other=0) != 0)
-    return real
-
-
-@triton.jit
 def columns_of(real, C: tl.constexpr, WIDTH: tl.constexpr):
     """Which entries of a block [n, WIDTH] are of real tokens and not padding of the columns."""
     keep = real[:, None]
     if C != WIDTH:
         keep = keep & (tl.arange(0, WIDTH) < C)[None, :]
     return keep
-
-
-@triton.jit
-def _places(tensor, start, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    n, c = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
-    return tensor + start.to(tl.int64) * stride + (n[:, None] * stride + c[None, :])
-
-
-@triton.jit
-def load_rows(tensor, start, stride, keep, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """The tokens from start on in the tensor's dtype, zero where keep is False."""
-    return tl.load(_places(tensor, start, stride, BLOCK, WIDTH), mask=keep, other=0.0)
-
-
-@triton.jit
-def store_rows(tensor, rows, start, stride, keep):
-    """Write rows as the tokens from start on, where keep is True."""
-    places = _places(tensor, start, stride, rows.shape[0], rows.shape[1])
-    tl.store(places, rows.to(tensor.dtype.element_ty), mask=keep)
 
 
 @triton.jit
@@ -123,8 +84,8 @@ def walk(first, last, step, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
 
 
 @triton.jit
-def counted(counts, strides, b, start, last, BLOCK: tl.constexpr):
-    """The number t of real tokens up to each, float32 [n]; counts is [B, N].
+def counted(counts, strides, b, start, end, BLOCK: tl.constexpr):
+    """The number t of real tokens up to each before the end, float32 [n]; counts is [B, N].
 
     Without counts, all tokens are real and no others come before them.
     """
@@ -133,13 +94,13 @@ def counted(counts, strides, b, start, last, BLOCK: tl.constexpr):
         return (n + 1).to(tl.float32)
     else:
         places = counts + b * strides[0] + n * strides[1]
-        return tl.load(places, mask=n < last, other=1).to(tl.float32)
+        return tl.load(places, mask=existing(start, end, BLOCK), other=1).to(tl.float32)
 
 
 @triton.jit
-def shares(counts, strides, b, start, last, BLOCK: tl.constexpr):
+def shares(counts, strides, b, start, end, BLOCK: tl.constexpr):
     """1 / t for the number t of real tokens up to each, float32 [n, 1]."""
-    t = counted(counts, strides, b, start, last, BLOCK)
+    t = counted(counts, strides, b, start, end, BLOCK)
     return (1.0 / tl.maximum(t, 1.0))[:, None]
 
 

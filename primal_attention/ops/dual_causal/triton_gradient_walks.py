@@ -21,21 +21,23 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     map_of,
     past,
     rows_of,
-    segment_of,
     share_of,
     state_of,
-    store_rows,
     times,
 )
 from primal_attention.ops.triton_kernel import launched
-from primal_attention.ops.triton_maps import by_eight, pull_back, scaled
+from primal_attention.ops.triton_maps import (
+    by_eight,
+    pull_back,
+    real_tokens,
+    scaled,
+    sequence_of,
+    store_rows,
+)
 from primal_attention.ops.triton_sums import (
-    columns_of,
-    existing,
     load_matrix,
     lowered,
     product,
-    real_tokens,
     share_of_tokens,
     store_matrix,
     store_row,
@@ -53,7 +55,7 @@ def backward_walk(
     P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    SCORE_STAGES: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
+    SCORE_STAGES: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """All gradients: of every four programs two take the features of a side, two its scores.
 
@@ -70,7 +72,8 @@ def backward_walk(
             d_gram_q, dq, dq_before, columns, of_q,
             q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides,
             d_out_strides, dq_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_Q, MAP_K, 1,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES,
+            MAP_Q, MAP_K, 1, WHOLE,
         )  # fmt: skip
     elif kind == 1:
         _backward_features(
@@ -78,7 +81,8 @@ def backward_walk(
             d_gram_k, dk, dk_before, columns, of_q + H * P,
             k_strides, q_strides, h_strides, c_r_strides, c_e_strides, count_strides,
             d_out_strides, dk_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_K, MAP_Q, 0,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES,
+            MAP_K, MAP_Q, 0, WHOLE,
         )  # fmt: skip
     elif kind == 2:
         _backward_scores(
@@ -86,7 +90,8 @@ def backward_walk(
             dh_e, dc_e, d_bias, columns, of_h,
             q_strides, k_strides, h_strides, c_r_strides, count_strides,
             d_out_strides, dh_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES, MAP_Q, MAP_K, 1,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES,
+            MAP_Q, MAP_K, 1, WHOLE,
         )  # fmt: skip
     else:
         _backward_scores(
@@ -94,7 +99,8 @@ def backward_walk(
             dh_r, dc_r, None, columns, of_h + H * S,
             k_strides, q_strides, h_strides, c_e_strides, count_strides,
             d_out_strides, dh_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES, MAP_K, MAP_Q, 0,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES,
+            MAP_K, MAP_Q, 0, WHOLE,
         )  # fmt: skip
 
 
@@ -108,34 +114,35 @@ def _backward_features(
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     FEATURE_MAP: tl.constexpr, FAR_MAP: tl.constexpr, FAR_SIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the rows behind the near side's features, and of its sum of phi h^T."""
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
-    z = segment_of(z, z_strides, b, head, first)
-    far_z = segment_of(far_z, far_strides, b, head, first)
+    end = None if WHOLE else last
+    z = sequence_of(z, z_strides, b, head)
+    far_z = sequence_of(far_z, far_strides, b, head)
     h, far_h = (
-        segment_of(h, h_strides, b, head, first),
-        segment_of(far_h, h_strides, b, head, first),
+        sequence_of(h, h_strides, b, head),
+        sequence_of(far_h, h_strides, b, head),
     )
-    dz = segment_of(dz, dz_strides, b, head, first)
-    d_out = segment_of(d_out, d_out_strides, b, head, first)
+    dz = sequence_of(dz, dz_strides, b, head)
+    d_out = sequence_of(d_out, d_out_strides, b, head)
     near_map = map_of(c, c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     far_map = map_of(far_c, far_c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     both = both_ways(d_gram, b * H + head, P, WIDTH_P, PRECISION)
     d_side = load_matrix(d_after, program, P, S, WIDTH_P, WIDTH_S) * inverse_of(inverse_n, b)
     sums = tl.zeros([BLOCK // 2, WIDTH_P], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        row = walk(0, last - first, step, BLOCK, True)
-        start = first + row
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        share = share_of(counts, count_strides, b, start, last, BLOCK)
-        dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
-        rows = rows_of(h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+        start = walk(first, last, step, BLOCK, True)
+        real = real_tokens(mask, b, N, start, end, BLOCK)
+        share = share_of(counts, count_strides, b, start, end, BLOCK)
+        dy = rows_of(d_out, start, d_out_strides[1], real, V, WIDTH_V, PRECISION)
+        rows = rows_of(h, start, h_strides[1], real, S, WIDTH_S, PRECISION)
         base, factor, inverse = features_of(
-            z, row, z_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+            z, start, z_strides[1], real, P, WIDTH_P, PRECISION, FEATURE_MAP
         )  # fmt: skip
         far, far_factor, _ = features_of(
-            far_z, row, far_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
+            far_z, start, far_strides[1], real, P, WIDTH_P, PRECISION, FAR_MAP
         )  # fmt: skip
         d_phi = tl.zeros([BLOCK, WIDTH_P], tl.float32)
         if d_gram is not None:
@@ -145,7 +152,7 @@ def _backward_features(
         if c is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + head) * 2 + FAR_SIDE
             far_side = state_of(states, place, P, S, WIDTH_P, WIDTH_S)
-            far_rows = rows_of(far_h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+            far_rows = rows_of(far_h, start, h_strides[1], real, S, WIDTH_S, PRECISION)
             d_read = scaled(times(dy, tl.trans(near_map), PRECISION), share)
             d_phi = product(d_read, tl.trans(far_side), d_phi, PRECISION)
             d_kernel = times(d_read, tl.trans(far_rows), PRECISION) * far_factor[None, :]
@@ -157,8 +164,7 @@ def _backward_features(
             d_side = product(tl.trans(far), d_far, d_side, PRECISION)
         d_phi = product(d_kernel, far, d_phi, PRECISION)
         d_rows = pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
-        exists = columns_of(existing(start, last, BLOCK), P, WIDTH_P)
-        store_rows(dz, d_rows, row, dz_strides[1], exists)
+        store_rows(dz, d_rows, start, dz_strides[1], end, 0, P, WIDTH_P)
         if columns is not None:
             sums += by_eight(d_rows)
     if columns is not None:
@@ -177,30 +183,31 @@ def _backward_scores(
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     FEATURE_MAP: tl.constexpr, FAR_MAP: tl.constexpr, FAR_SIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the near side's dual variables, of the map of its scores, and of the bias."""
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
-    z = segment_of(z, z_strides, b, head, first)
-    far_z = segment_of(far_z, far_strides, b, head, first)
-    far_h = segment_of(far_h, h_strides, b, head, first)
-    dh = segment_of(dh, dh_strides, b, head, first)
-    d_out = segment_of(d_out, d_out_strides, b, head, first)
+    end = None if WHOLE else last
+    z = sequence_of(z, z_strides, b, head)
+    far_z = sequence_of(far_z, far_strides, b, head)
+    far_h = sequence_of(far_h, h_strides, b, head)
+    dh = sequence_of(dh, dh_strides, b, head)
+    d_out = sequence_of(d_out, d_out_strides, b, head)
     far_map = map_of(far_c, far_c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     d_side = load_matrix(d_after, program, P, S, WIDTH_P, WIDTH_S) * inverse_of(inverse_n, b)
     sum_c = tl.zeros([WIDTH_V, WIDTH_S], tl.float32)
     sum_bias = tl.zeros([16, WIDTH_V], tl.float32)
     sums = tl.zeros([BLOCK // 2, WIDTH_S], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        row = walk(0, last - first, step, BLOCK, True)
-        start = first + row
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        share = share_of(counts, count_strides, b, start, last, BLOCK)
-        dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
+        start = walk(first, last, step, BLOCK, True)
+        real = real_tokens(mask, b, N, start, end, BLOCK)
+        share = share_of(counts, count_strides, b, start, end, BLOCK)
+        dy = rows_of(d_out, start, d_out_strides[1], real, V, WIDTH_V, PRECISION)
         base, factor, _ = features_of(
-            z, row, z_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+            z, start, z_strides[1], real, P, WIDTH_P, PRECISION, FEATURE_MAP
         )  # fmt: skip
         far, far_factor, _ = features_of(
-            far_z, row, far_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
+            far_z, start, far_strides[1], real, P, WIDTH_P, PRECISION, FAR_MAP
         )  # fmt: skip
         dh_rows = times(base, d_side, PRECISION)
         kernel_matrix = times(base, tl.trans(far), PRECISION)
@@ -209,15 +216,14 @@ def _backward_scores(
             d_far = lowered(d_far, PRECISION)
             dh_rows = product(later(kernel_matrix), d_far, dh_rows, PRECISION)
             d_side = product(tl.trans(far), d_far, d_side, PRECISION)
-        exists = columns_of(existing(start, last, BLOCK), S, WIDTH_S)
         dh_rows = scaled(dh_rows, factor)
-        store_rows(dh, dh_rows, row, dh_strides[1], exists)
+        store_rows(dh, dh_rows, start, dh_strides[1], end, 0, S, WIDTH_S)
         if columns is not None:
             sums += by_eight(dh_rows)
         if c is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + head) * 2 + FAR_SIDE
             far_side = state_of(states, place, P, S, WIDTH_P, WIDTH_S)
-            far_rows = rows_of(far_h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+            far_rows = rows_of(far_h, start, h_strides[1], real, S, WIDTH_S, PRECISION)
             read = times(base, far_side, PRECISION)
             kernel_matrix = past(kernel_matrix * far_factor[None, :])
             read = product(kernel_matrix, far_rows, read, PRECISION)

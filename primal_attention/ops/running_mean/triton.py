@@ -31,7 +31,7 @@ ENOUGH = 256
 # In bfloat16, where sequences and heads are so many programs that one block under way in each is
 # enough, and each walks over all tokens.
 MANY = 512
-WHOLE = {64: Config(block=32, num_warps=2, num_stages=1)}
+ONE_SEGMENT = {64: Config(block=32, num_warps=2, num_stages=1)}
 # Registers of a thread in bfloat16, so that all programs are under way at once.
 REGISTERS = {64: 128}
 
@@ -49,7 +49,7 @@ def counts_if_masked(z: Tensor, token_mask: Tensor | None) -> Tensor | None:
     return None if token_mask is None else token_counts(z, token_mask, None)
 
 
-def is_whole(z: Tensor) -> bool:
+def is_one_segment(z: Tensor) -> bool:
     """Whether a sequence is one segment."""
     return z.shape[0] * z.shape[2] >= ENOUGH
 
@@ -111,7 +111,7 @@ def _walk(
     x, mask = launch.contiguous_rows(x), launch.mask_bytes(token_mask)
     config = config_of(x)
     if known is None:
-        segments = launch.divide(x, config.block, 1 if is_whole(x) else None)
+        segments = launch.divide(x, config.block, 1 if is_one_segment(x) else None)
         kind = {name: options[name] for name in ("BACKWARD", "DIVIDED")}
         sums = segment_sums(x, counts, mask, segments, config, kind)
     else:
@@ -120,7 +120,8 @@ def _walk(
     walk_along[(B * segments.number * H,)](
         x, counts, mask, strides(x), count_strides(counts), N, H, segments.number, segments.tokens,
         sums, None if carry is None else carry.contiguous(), y, total, columns, strides(y),
-        **launch.compiled_for(C, config), **options, **_registers(x),
+        **options, **launch.compiled_for(C, config), WHOLE=segments.whole(N, config.block),
+        **_registers(x),
     )  # fmt: skip
     return y, total, columns
 
@@ -134,7 +135,7 @@ def config_of(x: Tensor) -> Config:
     """The sizes for tokens x."""
     width = launch.padded(x.shape[-1])
     if x.dtype == torch.bfloat16 and x.shape[0] * x.shape[2] >= MANY:
-        return WHOLE.get(width, CONFIGS[width])
+        return ONE_SEGMENT.get(width, CONFIGS[width])
     return CONFIGS[width]
 
 
@@ -153,6 +154,6 @@ def segment_sums(
     sums = launch.float32(x, B, segments.number, H, C)
     add_up[(B * segments.number * H,)](
         x, counts, mask, strides(x), count_strides(counts), N, H, segments.number, segments.tokens,
-        sums, **kind, **launch.compiled_for(C, config),
+        sums, **kind, **launch.compiled_for(C, config), WHOLE=segments.whole(N, config.block),
     )  # fmt: skip
     return sums
