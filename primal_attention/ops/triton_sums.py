@@ -99,9 +99,8 @@ def counted(counts, strides, b, start, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def shares(counts, strides, b, start, end, BLOCK: tl.constexpr):
-    """1 / t for the number t of real tokens up to each, float32 [n, 1]."""
-    t = counted(counts, strides, b, start, end, BLOCK)
-    return (1.0 / tl.maximum(t, 1.0))[:, None]
+    """1 / t for the number t of real tokens up to each, float32 [n]."""
+    return 1.0 / tl.maximum(counted(counts, strides, b, start, end, BLOCK), 1.0)
 
 
 @triton.jit
@@ -145,26 +144,37 @@ def carried(
 
 
 @triton.jit
-def sums_along(x, BACKWARD: tl.constexpr, PARTS: tl.constexpr):
-    """Sums of the rows of x [n, C] up to each, or from each on, in float32.
+def sums_along(x, before, BACKWARD: tl.constexpr, PARTS: tl.constexpr):
+    """Before + the sums of the rows of x [n, C] up to each, or from each on; before + that of all.
 
-    For the half precisions a product with a triangle of ones, in bfloat16 parts of x that together
-    hold its digits. Tensor cores cut float32 sums off, so that float32 (no parts) is added up.
+    Both in float32. All rows of before are the same, and so are those of what comes back second.
+    For the half precisions they are products, the first with a triangle of ones, in bfloat16 parts
+    of x that together hold its digits. Tensor cores cut float32 sums off, so that those over many
+    blocks are not left to them, and float32 (no parts) is added up.
     """
     if PARTS == 0:
-        return tl.cumsum(x.to(tl.float32), 0, reverse=BACKWARD)
+        x = x.to(tl.float32)
+        return before + tl.cumsum(x, 0, reverse=BACKWARD), before + tl.sum(x, 0)[None, :]
     else:
         n = tl.arange(0, x.shape[0])
         taken = n[:, None] <= n[None, :] if BACKWARD else n[:, None] >= n[None, :]
         triangle = tl.where(taken, 1.0, 0.0).to(tl.bfloat16)
-        part = x.to(tl.bfloat16)
-        total = product(triangle, part, tl.zeros(x.shape, tl.float32), "bf16")
-        rest = x.to(tl.float32)
-        for _ in tl.static_range(PARTS - 1):
-            rest -= part.to(tl.float32)
+        share = tl.full(taken.shape, 1.0 / x.shape[0], tl.bfloat16)
+        mean = tl.zeros(x.shape, tl.float32)
+        rest = x
+        for _ in tl.static_range(PARTS):
             part = rest.to(tl.bfloat16)
-            total = product(triangle, part, total, "bf16")
-        return total
+            mean = product(share, part, mean, "bf16")
+            if PARTS > 1:
+                rest = rest.to(tl.float32) - part.to(tl.float32)
+        after = before + mean * x.shape[0]
+        rest = x
+        for _ in tl.static_range(PARTS):
+            part = rest.to(tl.bfloat16)
+            before = product(triangle, part, before, "bf16")
+            if PARTS > 1:
+                rest = rest.to(tl.float32) - part.to(tl.float32)
+        return before, after
 
 
 @triton.jit

@@ -22,11 +22,11 @@ from primal_attention.ops.triton_maps import (
     sequence_of,
 )
 from primal_attention.ops.triton_sums import (
-    counted,
     load_matrix,
     lowered,
     product,
     share_of_tokens,
+    shares,
     store_matrix,
     walk,
 )
@@ -68,12 +68,6 @@ def map_of(
         places = c + s[:, None] * strides[0] + v[None, :] * strides[1]
         matrix += tl.load(places, mask=(s < S)[:, None] & (v < V)[None, :], other=0.0)
     return lowered(matrix, PRECISION)
-
-
-@triton.jit
-def share_of(counts, strides, b, start, end, BLOCK: tl.constexpr):
-    """1 / n for the number n of real tokens up to each, float32 [n]."""
-    return 1.0 / tl.maximum(counted(counts, strides, b, start, end, BLOCK), 1.0)
 
 
 @triton.jit
@@ -191,7 +185,7 @@ def segment_gradients(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         start = walk(first, last, step, BLOCK, False)
         real = real_tokens(mask, b, N, start, end, BLOCK)
-        share = share_of(counts, count_strides, b, start, end, BLOCK)
+        share = shares(counts, count_strides, b, start, end, BLOCK)
         dy = rows_of(d_out, start, d_out_strides[1], real, V, WIDTH_V, PRECISION)
         if c_e is not None:
             z_q, f_q, _ = features_of(

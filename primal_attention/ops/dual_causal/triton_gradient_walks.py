@@ -21,7 +21,6 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     map_of,
     past,
     rows_of,
-    share_of,
     state_of,
     times,
 )
@@ -39,6 +38,7 @@ from primal_attention.ops.triton_sums import (
     lowered,
     product,
     share_of_tokens,
+    shares,
     store_matrix,
     store_row,
     walk,
@@ -135,7 +135,7 @@ def _backward_features(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         start = walk(first, last, step, BLOCK, True)
         real = real_tokens(mask, b, N, start, end, BLOCK)
-        share = share_of(counts, count_strides, b, start, end, BLOCK)
+        share = shares(counts, count_strides, b, start, end, BLOCK)
         dy = rows_of(d_out, start, d_out_strides[1], real, V, WIDTH_V, PRECISION)
         rows = rows_of(h, start, h_strides[1], real, S, WIDTH_S, PRECISION)
         base, factor, inverse = features_of(
@@ -201,7 +201,7 @@ def _backward_scores(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         start = walk(first, last, step, BLOCK, True)
         real = real_tokens(mask, b, N, start, end, BLOCK)
-        share = share_of(counts, count_strides, b, start, end, BLOCK)
+        share = shares(counts, count_strides, b, start, end, BLOCK)
         dy = rows_of(d_out, start, d_out_strides[1], real, V, WIDTH_V, PRECISION)
         base, factor, _ = features_of(
             z, start, z_strides[1], real, P, WIDTH_P, PRECISION, FEATURE_MAP

@@ -15,7 +15,6 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     map_of,
     read_from,
     rows_of,
-    share_of,
 )
 from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import real_tokens, scaled, sequence_of, store_rows
@@ -24,6 +23,7 @@ from primal_attention.ops.triton_sums import (
     product,
     row_of,
     share_of_tokens,
+    shares,
     store_matrix,
     walk,
 )
@@ -56,7 +56,7 @@ def forward_walk(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         start = walk(first, last, step, BLOCK, False)
         real = real_tokens(mask, b, N, start, end, BLOCK)
-        share = share_of(counts, count_strides, b, start, end, BLOCK)
+        share = shares(counts, count_strides, b, start, end, BLOCK)
         z_q, f_q, _ = features_of(
             q, start, q_strides[1], real, P, WIDTH_P, PRECISION, MAP_Q
         )  # fmt: skip

@@ -59,16 +59,14 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Means, and the sum after the last token."""
     options = {"BACKWARD": False, "DIVIDED": False, "PARTS": launch.PARTS[z.dtype]}
-    mean, total, _ = _walk(z, before, counts, token_mask, options)
-    return mean, total
+    return _walk(z, before, counts, token_mask, options)
 
 
 def backward(
     d_mean: Tensor, d_total: Tensor | None, counts: Tensor | None, token_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens and of the sum before them."""
-    dz, d_before, _ = _walk(d_mean, d_total, counts, token_mask, _backward_options(d_mean))
-    return dz, d_before
+    return _walk(d_mean, d_total, counts, token_mask, _backward_options(d_mean))
 
 
 def backward_with_sum(
@@ -85,7 +83,7 @@ def backward_with_sum(
     then with their sums over segments.
     """
     options = _backward_options(d_mean, divided=divided)
-    dz, _, parts = _walk(d_mean, None, counts, token_mask, options, with_sum=True, known=known)
+    dz, parts = _walk(d_mean, None, counts, token_mask, options, with_sum=True, known=known)
     total = d_mean.new_empty(d_mean.shape[2:])
     triton_add_up.add_up((parts, total))
     return dz, total
@@ -105,9 +103,13 @@ def _walk(
     *,
     with_sum: bool = False,
     known: Known | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
+    """What the tokens become, and the carry after them, [B, H, C].
+
+    With the sum, that is what they become summed over each segment instead, [B segments, H, C].
+    """
     B, N, H, C = x.shape
-    y, total = launch.empty_rows(x), launch.float32(x, B, H, C)
+    y = launch.empty_rows(x)
     x, mask = launch.contiguous_rows(x), launch.mask_bytes(token_mask)
     config = config_of(x)
     if known is None:
@@ -116,14 +118,15 @@ def _walk(
         sums = segment_sums(x, counts, mask, segments, config, kind)
     else:
         segments, sums = known
-    columns = launch.float32(x, B * segments.number, H, C) if with_sum else None
+    after = launch.float32(x, B * segments.number if with_sum else B, H, C)
+    total, columns = (None, after) if with_sum else (after, None)
     walk_along[(B * segments.number * H,)](
         x, counts, mask, strides(x), count_strides(counts), N, H, segments.number, segments.tokens,
         sums, None if carry is None else carry.contiguous(), y, total, columns, strides(y),
         **options, **launch.compiled_for(C, config), WHOLE=segments.whole(N, config.block),
         **_registers(x),
     )  # fmt: skip
-    return y, total, columns
+    return y, after
 
 
 def _registers(x: Tensor) -> dict[str, int]:

@@ -9,10 +9,16 @@ import triton
 import triton.language as tl
 
 from primal_attention.ops.triton_kernel import launched
-from primal_attention.ops.triton_maps import load_rows, real_tokens, sequence_of, store_rows
+from primal_attention.ops.triton_maps import (
+    by_eight,
+    load_rows,
+    real_tokens,
+    scaled,
+    sequence_of,
+    store_rows,
+)
 from primal_attention.ops.triton_sums import (
     carried,
-    counted,
     row_of,
     share_of_tokens,
     shares,
@@ -32,16 +38,9 @@ def _added(
     taken = real_tokens(None if BACKWARD else mask, b, N, start, end, BLOCK)
     rows = load_rows(x, start, strides[1], taken, 0, C, WIDTH)
     if BACKWARD and not DIVIDED:
-        return rows.to(tl.float32) * shares(counts, count_strides, b, start, end, BLOCK)
+        return scaled(rows, shares(counts, count_strides, b, start, end, BLOCK))
     else:
         return rows
-
-
-@triton.jit
-def _by_sixteen(rows):
-    """Sums of the rows [n, C] that are sixteen apart: those that one thread has."""
-    groups = tl.reshape(rows.to(tl.float32), [rows.shape[0] // 16, 16, rows.shape[1]])
-    return tl.sum(groups, 0)
 
 
 @launched
@@ -77,8 +76,7 @@ def walk_along(
 ):  # fmt: skip
     """Means of one segment; in the other direction the gradients of its tokens.
 
-    What the means of a segment pass to the sum of all tokens' gradients is written to its row of
-    columns, where there are any: t times what they pass to each.
+    Their sums over each segment are the rows of columns, where there are any.
     """
     program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
@@ -86,26 +84,26 @@ def walk_along(
     x, y = sequence_of(x, strides, b, h), sequence_of(y, y_strides, b, h)
     so_far = carried(sums, program, b, h, H, number, C, WIDTH, BACKWARD)
     so_far += row_of(carry, b * H + h, C, WIDTH)
-    passed = tl.zeros([16, WIDTH], tl.float32)
+    so_far = tl.broadcast_to(so_far[None, :], [BLOCK, WIDTH])
+    passed = tl.zeros([BLOCK // 2, WIDTH], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         start = walk(first, last, step, BLOCK, BACKWARD)
         added = _added(
             x, counts, mask, strides, count_strides, N, b, start, end,
             C, WIDTH, BLOCK, BACKWARD, DIVIDED,
         )  # fmt: skip
+        rows, so_far = sums_along(added, so_far, BACKWARD, PARTS)
+        if BACKWARD:
+            factor = real_tokens(mask, b, N, start, end, BLOCK).to(tl.float32)
+        else:
+            factor = shares(counts, count_strides, b, start, end, BLOCK)
+        rows = scaled(rows, factor)
         if columns is not None:
-            t = counted(counts, count_strides, b, start, end, BLOCK)
-            passed += _by_sixteen(added.to(tl.float32) * t[:, None])
-        grown = so_far + tl.sum(_by_sixteen(added), 0)
-        rows = so_far[None, :] + sums_along(added, BACKWARD, PARTS)
-        so_far = grown
-        if not BACKWARD:
-            rows *= shares(counts, count_strides, b, start, end, BLOCK)
-        elif mask is not None:
-            rows = tl.where(real_tokens(mask, b, N, start, end, BLOCK)[:, None], rows, 0.0)
+            passed += by_eight(rows)
         store_rows(y, rows, start, y_strides[1], end, 0, C, WIDTH)
     if columns is not None:
         store_row(columns, program, tl.sum(passed, 0), C, WIDTH)
-    ends = first == 0 if BACKWARD else last == N
-    if ends:
-        store_row(total, b * H + h, so_far, C, WIDTH)
+    if total is not None:
+        ends = first == 0 if BACKWARD else last == N
+        if ends:  # rows are all the same: the first is written
+            store_rows(total + (b * H + h) * C, so_far, 0, C, 1, 0, C, WIDTH)
