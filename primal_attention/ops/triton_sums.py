@@ -147,34 +147,33 @@ def carried(
 def sums_along(x, before, BACKWARD: tl.constexpr, PARTS: tl.constexpr):
     """Before + the sums of the rows of x [n, C] up to each, or from each on; before + that of all.
 
-    Both in float32. All rows of before are the same, and so are those of what comes back second.
-    For the half precisions they are products, the first with a triangle of ones, in bfloat16 parts
-    of x that together hold its digits. Tensor cores cut float32 sums off, so that those over many
-    blocks are not left to them, and float32 (no parts) is added up.
+    Both are [n, C] in float32; the rows of before are all the same, and so are those of the second.
+    For the half precisions both are products: a thread then has what it adds to its own rows, and
+    none waits for another. Tensor cores cut float32 sums off, so that what they add up is a block,
+    not all blocks before it, and float32 (no parts) is added up without them.
     """
     if PARTS == 0:
         x = x.to(tl.float32)
-        return before + tl.cumsum(x, 0, reverse=BACKWARD), before + tl.sum(x, 0)[None, :]
+        after = before + tl.sum(x, 0)[None, :]
+        along = before + tl.cumsum(x, 0, reverse=BACKWARD)
     else:
         n = tl.arange(0, x.shape[0])
         taken = n[:, None] <= n[None, :] if BACKWARD else n[:, None] >= n[None, :]
-        triangle = tl.where(taken, 1.0, 0.0).to(tl.bfloat16)
-        share = tl.full(taken.shape, 1.0 / x.shape[0], tl.bfloat16)
-        mean = tl.zeros(x.shape, tl.float32)
-        rest = x
-        for _ in tl.static_range(PARTS):
-            part = rest.to(tl.bfloat16)
-            mean = product(share, part, mean, "bf16")
-            if PARTS > 1:
-                rest = rest.to(tl.float32) - part.to(tl.float32)
+        evenly = tl.full(taken.shape, 1.0 / x.shape[0], tl.float32)
+        mean = _in_parts(evenly, x, tl.zeros(x.shape, tl.float32), PARTS)
         after = before + mean * x.shape[0]
-        rest = x
-        for _ in tl.static_range(PARTS):
-            part = rest.to(tl.bfloat16)
-            before = product(triangle, part, before, "bf16")
-            if PARTS > 1:
-                rest = rest.to(tl.float32) - part.to(tl.float32)
-        return before, after
+        along = _in_parts(tl.where(taken, 1.0, 0.0), x, before, PARTS)
+    return along, after
+
+
+@triton.jit
+def _in_parts(matrix, x, total, PARTS: tl.constexpr):
+    """Total + matrix x, in bfloat16 parts of x that hold its digits; the matrix has few digits."""
+    for _ in tl.static_range(PARTS):
+        part = x.to(tl.bfloat16)
+        total = product(matrix, part, total, "bf16")
+        x = x.to(tl.float32) - part.to(tl.float32)
+    return total
 
 
 @triton.jit

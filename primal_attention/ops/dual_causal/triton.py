@@ -29,7 +29,7 @@ from primal_attention.ops.dual_causal.triton_blocks import segment_gradients, se
 from primal_attention.ops.dual_causal.triton_gradient_walks import backward_walk
 from primal_attention.ops.dual_causal.triton_running import Side, running
 from primal_attention.ops.dual_causal.triton_walks import forward_walk
-from primal_attention.ops.launch import Config
+from primal_attention.ops.launch import Config, Segments
 from primal_attention.ops.triton_launch import count_strides, strides
 
 __all__ = ["backward", "forward", "takes"]
@@ -61,7 +61,7 @@ def forward(
     q, k, h = (launch.contiguous_rows(x) for x in (q, k, h))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
-    whole = segments.whole(N, config.block)
+    whole = _is_whole(N, segments, config, map_q, map_k)
     totals = [launch.float32(q, B, H, P, P) if grams else None for _ in range(2)]
     sizes = _compiled_for(SUMS[where], q, P=P, S=S)
     sides = [
@@ -125,7 +125,7 @@ def write_gradients(
     q, k, h, d_out = (launch.contiguous_rows(x) for x in (q, k, h, d_out))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
-    whole = segments.whole(N, config.block)
+    whole = _is_whole(N, segments, config, map_q, map_k)
     moments: list[Tensor | None] = [None, None]
     if segments.number > 1:
         room = B, segments.number, H, P, S
@@ -190,6 +190,15 @@ def _summed(
             z, h, mask, moments, parts, strides(z), strides(h), *layout, **sizes
         )
     return Side(start, moments, parts, gram)
+
+
+def _is_whole(N: int, segments: Segments, config: Config, *maps: str) -> bool:
+    """Whether all blocks are, and the walks are made for that.
+
+    Of the elu map, which no condition holds back then, the compiler would load nothing ahead, and
+    products would read anywhere.
+    """
+    return segments.whole(N, config.block) and "elu" not in maps
 
 
 def _compiled_for(config: Config, q: Tensor, **sizes: int) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from primal_attention.ops.triton_kernel import launched
 from primal_attention.ops.triton_maps import (
     features,
     inverse_norms,
-    load_rows,
     real_tokens,
     scaled,
     sequence_of,
 )
 from primal_attention.ops.triton_sums import (
+    columns_of,
     load_matrix,
     lowered,
     product,
@@ -33,21 +33,50 @@ from primal_attention.ops.triton_sums import (
 
 
 @triton.jit
+def segment_of(tensor, strides, b, h, first):
+    """Pointer to the first token of a segment of a tensor [B, N, H, C]."""
+    return sequence_of(tensor, strides, b, h) + first.to(tl.int64) * strides[1]
+
+
+@triton.jit
+def _places(row, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Offsets in a segment, short ones: they cost half the registers of pointers."""
+    n, c = row + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    return n[:, None] * stride + c[None, :]
+
+
+@triton.jit
+def load_rows(tensor, row, stride, keep, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """The tokens of a segment from a row on in the tensor's dtype, zero where keep is False."""
+    return tl.load(tensor + _places(row, stride, BLOCK, WIDTH), mask=keep, other=0.0)
+
+
+@triton.jit
+def store_rows(tensor, rows, row, stride, keep):
+    """Write rows as the tokens of a segment from a row on, where keep is True."""
+    places = tensor + _places(row, stride, rows.shape[0], rows.shape[1])
+    tl.store(places, rows.to(tensor.dtype.element_ty), mask=keep)
+
+
+@triton.jit
 def rows_of(
-    tensor, start, stride, real, C: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr
+    tensor, row, stride, real,
+    C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The tokens of a block as operands of a product, zero where they are not real."""
-    return lowered(load_rows(tensor, start, stride, real, 0, C, WIDTH), PRECISION)
+    keep = columns_of(real, C, WIDTH)
+    return lowered(load_rows(tensor, row, stride, keep, BLOCK, WIDTH), PRECISION)
 
 
 @triton.jit
 def features_of(
-    z, start, stride, real,
-    P: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, FEATURE_MAP: tl.constexpr,
+    z, row, stride, real,
+    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    FEATURE_MAP: tl.constexpr,
 ):  # fmt: skip
     """Features of a block [n, P] as factor * base, the base an operand; and 1 / |z|."""
     dot: tl.constexpr = tl.bfloat16 if PRECISION == "bf16" else tl.float32
-    rows = load_rows(z, start, stride, real, 0, P, WIDTH)
+    rows = load_rows(z, row, stride, columns_of(real, P, WIDTH), BLOCK, WIDTH)
     inverse = inverse_norms(rows, FEATURE_MAP, tl.float32)
     base, factor = features(rows, inverse, real, FEATURE_MAP, dot)
     if P != WIDTH:  # the map of a zero beside the features need not be zero
@@ -133,23 +162,26 @@ def segment_sums(
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, FEATURE_MAP: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """What each segment adds to the sum of phi h^T and to the Gram matrix, of those wanted."""
+    """What each segment adds to the sum of phi h^T and to the Gram matrix, of those wanted.
+
+    It ends where the walk forward begins, which finds in the cache what was read last.
+    """
     program = tl.program_id(0)
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
-    z, h = sequence_of(z, strides, b, head), sequence_of(h, h_strides, b, head)
+    z, h = segment_of(z, strides, b, head, first), segment_of(h, h_strides, b, head, first)
     sum_h = tl.zeros([WIDTH_P, WIDTH_S], tl.float32)
     sum_phi = tl.zeros([WIDTH_P, WIDTH_P], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, False)
-        real = real_tokens(mask, b, N, start, end, BLOCK)
+        row = walk(0, last - first, step, BLOCK, True)
+        real = real_tokens(mask, b, N, first + row, end, BLOCK)
         base, factor, _ = features_of(
-            z, start, strides[1], real, P, WIDTH_P, PRECISION, FEATURE_MAP
+            z, row, strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         # Gram matrices come last: in the other order the assembler of Triton 3.6 has the second
         # product read where a register points that nothing was written to.
         if moments is not None:
-            rows = rows_of(h, start, h_strides[1], real, S, WIDTH_S, PRECISION)
+            rows = rows_of(h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
             sum_h = product(tl.trans(base), scaled(rows, factor), sum_h, PRECISION)
         if gram is not None:
             sum_phi = product(tl.trans(base), scaled(base, factor * factor), sum_phi, PRECISION)
@@ -172,29 +204,31 @@ def segment_gradients(
 ):  # fmt: skip
     """What each segment but the first passes to the gradients of the sums before it.
 
-    With u = 1 / n the maps are applied last: phi^T (u d_out C^T) = (phi^T u d_out) C^T.
+    With u = 1 / n the maps are applied last: phi^T (u d_out C^T) = (phi^T u d_out) C^T. It ends
+    where the walk backward begins.
     """
     program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
     last = tl.where(first == 0, 0, last)
     end = None if WHOLE else last
-    q, k = sequence_of(q, q_strides, b, h), sequence_of(k, k_strides, b, h)
-    d_out = sequence_of(d_out, d_out_strides, b, h)
+    q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
+    d_out = segment_of(d_out, d_out_strides, b, h, first)
     sum_q = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
     sum_k = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, False)
+        row = walk(0, last - first, step, BLOCK, False)
+        start = first + row
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
-        dy = rows_of(d_out, start, d_out_strides[1], real, V, WIDTH_V, PRECISION)
+        dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
         if c_e is not None:
             z_q, f_q, _ = features_of(
-                q, start, q_strides[1], real, P, WIDTH_P, PRECISION, MAP_Q
+                q, row, q_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
             )  # fmt: skip
             sum_q = product(tl.trans(z_q), scaled(dy, f_q * share), sum_q, PRECISION)
         if c_r is not None:
             z_k, f_k, _ = features_of(
-                k, start, k_strides[1], real, P, WIDTH_P, PRECISION, MAP_K
+                k, row, k_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_K
             )  # fmt: skip
             sum_k = product(tl.trans(z_k), scaled(dy, f_k * share), sum_k, PRECISION)
     if c_e is not None:

@@ -21,19 +21,15 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     map_of,
     past,
     rows_of,
+    segment_of,
     state_of,
+    store_rows,
     times,
 )
 from primal_attention.ops.triton_kernel import launched
-from primal_attention.ops.triton_maps import (
-    by_eight,
-    pull_back,
-    real_tokens,
-    scaled,
-    sequence_of,
-    store_rows,
-)
+from primal_attention.ops.triton_maps import by_eight, existing, pull_back, real_tokens, scaled
 from primal_attention.ops.triton_sums import (
+    columns_of,
     load_matrix,
     lowered,
     product,
@@ -119,30 +115,31 @@ def _backward_features(
     """Gradients of the rows behind the near side's features, and of its sum of phi h^T."""
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
-    z = sequence_of(z, z_strides, b, head)
-    far_z = sequence_of(far_z, far_strides, b, head)
+    z = segment_of(z, z_strides, b, head, first)
+    far_z = segment_of(far_z, far_strides, b, head, first)
     h, far_h = (
-        sequence_of(h, h_strides, b, head),
-        sequence_of(far_h, h_strides, b, head),
+        segment_of(h, h_strides, b, head, first),
+        segment_of(far_h, h_strides, b, head, first),
     )
-    dz = sequence_of(dz, dz_strides, b, head)
-    d_out = sequence_of(d_out, d_out_strides, b, head)
+    dz = segment_of(dz, dz_strides, b, head, first)
+    d_out = segment_of(d_out, d_out_strides, b, head, first)
     near_map = map_of(c, c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     far_map = map_of(far_c, far_c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     both = both_ways(d_gram, b * H + head, P, WIDTH_P, PRECISION)
     d_side = load_matrix(d_after, program, P, S, WIDTH_P, WIDTH_S) * inverse_of(inverse_n, b)
     sums = tl.zeros([BLOCK // 2, WIDTH_P], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, True)
+        row = walk(0, last - first, step, BLOCK, True)
+        start = first + row
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
-        dy = rows_of(d_out, start, d_out_strides[1], real, V, WIDTH_V, PRECISION)
-        rows = rows_of(h, start, h_strides[1], real, S, WIDTH_S, PRECISION)
+        dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
+        rows = rows_of(h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
         base, factor, inverse = features_of(
-            z, start, z_strides[1], real, P, WIDTH_P, PRECISION, FEATURE_MAP
+            z, row, z_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         far, far_factor, _ = features_of(
-            far_z, start, far_strides[1], real, P, WIDTH_P, PRECISION, FAR_MAP
+            far_z, row, far_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
         )  # fmt: skip
         d_phi = tl.zeros([BLOCK, WIDTH_P], tl.float32)
         if d_gram is not None:
@@ -152,7 +149,7 @@ def _backward_features(
         if c is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + head) * 2 + FAR_SIDE
             far_side = state_of(states, place, P, S, WIDTH_P, WIDTH_S)
-            far_rows = rows_of(far_h, start, h_strides[1], real, S, WIDTH_S, PRECISION)
+            far_rows = rows_of(far_h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
             d_read = scaled(times(dy, tl.trans(near_map), PRECISION), share)
             d_phi = product(d_read, tl.trans(far_side), d_phi, PRECISION)
             d_kernel = times(d_read, tl.trans(far_rows), PRECISION) * far_factor[None, :]
@@ -164,7 +161,8 @@ def _backward_features(
             d_side = product(tl.trans(far), d_far, d_side, PRECISION)
         d_phi = product(d_kernel, far, d_phi, PRECISION)
         d_rows = pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
-        store_rows(dz, d_rows, start, dz_strides[1], end, 0, P, WIDTH_P)
+        exists = columns_of(existing(start, end, BLOCK), P, WIDTH_P)
+        store_rows(dz, d_rows, row, dz_strides[1], exists)
         if columns is not None:
             sums += by_eight(d_rows)
     if columns is not None:
@@ -188,26 +186,27 @@ def _backward_scores(
     """Gradients of the near side's dual variables, of the map of its scores, and of the bias."""
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
-    z = sequence_of(z, z_strides, b, head)
-    far_z = sequence_of(far_z, far_strides, b, head)
-    far_h = sequence_of(far_h, h_strides, b, head)
-    dh = sequence_of(dh, dh_strides, b, head)
-    d_out = sequence_of(d_out, d_out_strides, b, head)
+    z = segment_of(z, z_strides, b, head, first)
+    far_z = segment_of(far_z, far_strides, b, head, first)
+    far_h = segment_of(far_h, h_strides, b, head, first)
+    dh = segment_of(dh, dh_strides, b, head, first)
+    d_out = segment_of(d_out, d_out_strides, b, head, first)
     far_map = map_of(far_c, far_c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     d_side = load_matrix(d_after, program, P, S, WIDTH_P, WIDTH_S) * inverse_of(inverse_n, b)
     sum_c = tl.zeros([WIDTH_V, WIDTH_S], tl.float32)
     sum_bias = tl.zeros([16, WIDTH_V], tl.float32)
     sums = tl.zeros([BLOCK // 2, WIDTH_S], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, True)
+        row = walk(0, last - first, step, BLOCK, True)
+        start = first + row
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
-        dy = rows_of(d_out, start, d_out_strides[1], real, V, WIDTH_V, PRECISION)
+        dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
         base, factor, _ = features_of(
-            z, start, z_strides[1], real, P, WIDTH_P, PRECISION, FEATURE_MAP
+            z, row, z_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         far, far_factor, _ = features_of(
-            far_z, start, far_strides[1], real, P, WIDTH_P, PRECISION, FAR_MAP
+            far_z, row, far_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
         )  # fmt: skip
         dh_rows = times(base, d_side, PRECISION)
         kernel_matrix = times(base, tl.trans(far), PRECISION)
@@ -216,14 +215,15 @@ def _backward_scores(
             d_far = lowered(d_far, PRECISION)
             dh_rows = product(later(kernel_matrix), d_far, dh_rows, PRECISION)
             d_side = product(tl.trans(far), d_far, d_side, PRECISION)
+        exists = columns_of(existing(start, end, BLOCK), S, WIDTH_S)
         dh_rows = scaled(dh_rows, factor)
-        store_rows(dh, dh_rows, start, dh_strides[1], end, 0, S, WIDTH_S)
+        store_rows(dh, dh_rows, row, dh_strides[1], exists)
         if columns is not None:
             sums += by_eight(dh_rows)
         if c is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + head) * 2 + FAR_SIDE
             far_side = state_of(states, place, P, S, WIDTH_P, WIDTH_S)
-            far_rows = rows_of(far_h, start, h_strides[1], real, S, WIDTH_S, PRECISION)
+            far_rows = rows_of(far_h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
             read = times(base, far_side, PRECISION)
             kernel_matrix = past(kernel_matrix * far_factor[None, :])
             read = product(kernel_matrix, far_rows, read, PRECISION)

@@ -15,10 +15,13 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     map_of,
     read_from,
     rows_of,
+    segment_of,
+    store_rows,
 )
 from primal_attention.ops.triton_kernel import launched
-from primal_attention.ops.triton_maps import real_tokens, scaled, sequence_of, store_rows
+from primal_attention.ops.triton_maps import existing, real_tokens, scaled
 from primal_attention.ops.triton_sums import (
+    columns_of,
     load_matrix,
     product,
     row_of,
@@ -45,26 +48,27 @@ def forward_walk(
     program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
-    q, k = sequence_of(q, q_strides, b, h), sequence_of(k, k_strides, b, h)
-    h_e, h_r = sequence_of(h_e, h_strides, b, h), sequence_of(h_r, h_strides, b, h)
-    out = sequence_of(out, out_strides, b, h)
+    q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
+    h_e, h_r = segment_of(h_e, h_strides, b, h, first), segment_of(h_r, h_strides, b, h, first)
+    out = segment_of(out, out_strides, b, h, first)
     map_e = map_of(c_e, c_e_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     map_r = map_of(c_r, c_r_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
     shift = row_of(bias, 0, V, WIDTH_V)
     q_side = load_matrix(q_before, program, P, S, WIDTH_P, WIDTH_S)
     k_side = load_matrix(k_before, program, P, S, WIDTH_P, WIDTH_S)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, False)
+        row = walk(0, last - first, step, BLOCK, False)
+        start = first + row
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
         z_q, f_q, _ = features_of(
-            q, start, q_strides[1], real, P, WIDTH_P, PRECISION, MAP_Q
+            q, row, q_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
         )  # fmt: skip
         z_k, f_k, _ = features_of(
-            k, start, k_strides[1], real, P, WIDTH_P, PRECISION, MAP_K
+            k, row, k_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_K
         )  # fmt: skip
-        rows_e = rows_of(h_e, start, h_strides[1], real, S, WIDTH_S, PRECISION)
-        rows_r = rows_of(h_r, start, h_strides[1], real, S, WIDTH_S, PRECISION)
+        rows_e = rows_of(h_e, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+        rows_r = rows_of(h_r, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
         if states is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + h) * 2
             store_matrix(states, place, q_side, P, S)
@@ -78,7 +82,8 @@ def forward_walk(
             y = product(scaled(r, f_k * share), map_r, y, PRECISION)
         if mask is not None:
             y = tl.where(real[:, None], y, 0.0)
-        store_rows(out, y, start, out_strides[1], end, 0, V, WIDTH_V)
+        exists = columns_of(existing(start, end, BLOCK), V, WIDTH_V)
+        store_rows(out, y, row, out_strides[1], exists)
         q_side = product(tl.trans(z_q), scaled(rows_e, f_q), q_side, PRECISION)
         k_side = product(tl.trans(z_k), scaled(rows_r, f_k), k_side, PRECISION)
     if last == N:

@@ -50,14 +50,17 @@ def add_up(
     C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     BACKWARD: tl.constexpr, DIVIDED: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """The sum of what the tokens of each segment add to the carry."""
+    """The sum of what the tokens of each segment add to the carry.
+
+    It ends where the walk begins, which finds in the cache what was read last.
+    """
     program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
     x = sequence_of(x, strides, b, h)
     total = tl.zeros([BLOCK, WIDTH], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, BACKWARD)
+        start = walk(first, last, step, BLOCK, not BACKWARD)
         total += _added(
             x, counts, mask, strides, count_strides, N, b, start, end,
             C, WIDTH, BLOCK, BACKWARD, DIVIDED,
