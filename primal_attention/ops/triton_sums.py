@@ -144,25 +144,33 @@ def carried(
 
 
 @triton.jit
+def as_carry(row, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """A sum [C] as `sums_along` carries it on: the same in all rows that it has."""
+    return tl.broadcast_to(row[None, :], [BLOCK if PARTS == 1 else 1, row.shape[0]])
+
+
+@triton.jit
 def sums_along(x, before, BACKWARD: tl.constexpr, PARTS: tl.constexpr):
     """Before + the sums of the rows of x [n, C] up to each, or from each on; before + that of all.
 
-    Both are [n, C] in float32; the rows of before are all the same, and so are those of the second.
-    For the half precisions both are products: a thread then has what it adds to its own rows, and
-    none waits for another. Tensor cores cut float32 sums off, so that what they add up is a block,
-    not all blocks before it, and float32 (no parts) is added up without them.
+    In float32. For the half precisions the first is a product with a triangle of ones, in bfloat16
+    parts of x that together hold its digits. Where x is bfloat16, the second is a product too: each
+    thread then has the sum for its own rows, and none waits for another. Tensor cores cut float32
+    sums off: what they add up is a block, and float32 (no parts) is added up without them.
     """
+    if PARTS == 1:
+        evenly = tl.full([x.shape[0], x.shape[0]], 1.0 / x.shape[0], tl.float32)
+        mean = _in_parts(evenly, x, tl.zeros(x.shape, tl.float32), PARTS)
+        after = before + mean * x.shape[0]
+    else:
+        after = before + tl.sum(x.to(tl.float32), 0)[None, :]
     if PARTS == 0:
-        x = x.to(tl.float32)
-        after = before + tl.sum(x, 0)[None, :]
-        along = before + tl.cumsum(x, 0, reverse=BACKWARD)
+        along = before + tl.cumsum(x.to(tl.float32), 0, reverse=BACKWARD)
     else:
         n = tl.arange(0, x.shape[0])
         taken = n[:, None] <= n[None, :] if BACKWARD else n[:, None] >= n[None, :]
-        evenly = tl.full(taken.shape, 1.0 / x.shape[0], tl.float32)
-        mean = _in_parts(evenly, x, tl.zeros(x.shape, tl.float32), PARTS)
-        after = before + mean * x.shape[0]
-        along = _in_parts(tl.where(taken, 1.0, 0.0), x, before, PARTS)
+        triangle = tl.where(taken, 1.0, 0.0)
+        along = _in_parts(triangle, x, tl.broadcast_to(before, x.shape), PARTS)
     return along, after
 
 

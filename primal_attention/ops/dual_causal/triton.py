@@ -61,7 +61,7 @@ def forward(
     q, k, h = (launch.contiguous_rows(x) for x in (q, k, h))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
-    whole = _is_whole(N, segments, config, map_q, map_k)
+    whole = is_whole(N, segments, config, map_q, map_k)
     totals = [launch.float32(q, B, H, P, P) if grams else None for _ in range(2)]
     sizes = _compiled_for(SUMS[where], q, P=P, S=S)
     sides = [
@@ -125,7 +125,7 @@ def write_gradients(
     q, k, h, d_out = (launch.contiguous_rows(x) for x in (q, k, h, d_out))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
-    whole = _is_whole(N, segments, config, map_q, map_k)
+    whole = is_whole(N, segments, config, map_q, map_k)
     moments: list[Tensor | None] = [None, None]
     if segments.number > 1:
         room = B, segments.number, H, P, S
@@ -192,13 +192,13 @@ def _summed(
     return Side(start, moments, parts, gram)
 
 
-def _is_whole(N: int, segments: Segments, config: Config, *maps: str) -> bool:
+def is_whole(N: int, segments: Segments, config: Config, *maps: str) -> bool:
     """Whether all blocks are, and the walks are made for that.
 
-    Of the elu map, which no condition holds back then, the compiler would load nothing ahead, and
-    products would read anywhere.
+    Features of other maps are made in registers. With no condition to hold them back, the compiler
+    would load nothing ahead, and the assembler of Triton 3.6 has products read anywhere.
     """
-    return segments.whole(N, config.block) and "elu" not in maps
+    return segments.whole(N, config.block) and {*maps} <= {"cosine", "identity"}
 
 
 def _compiled_for(config: Config, q: Tensor, **sizes: int) -> dict[str, Any]:

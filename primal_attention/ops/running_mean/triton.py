@@ -79,8 +79,8 @@ def backward_with_sum(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens, and their sum over all tokens, [H, C], in the same dtype.
 
-    The counts are of these tokens alone. The gradients of the means may come divided by them, and
-    then with their sums over segments.
+    The gradients of the means may come divided by the counts, and then with their sums over
+    segments.
     """
     options = _backward_options(d_mean, divided=divided)
     dz, parts = _walk(d_mean, None, counts, token_mask, options, with_sum=True, known=known)

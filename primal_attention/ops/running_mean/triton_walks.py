@@ -18,6 +18,7 @@ from primal_attention.ops.triton_maps import (
     store_rows,
 )
 from primal_attention.ops.triton_sums import (
+    as_carry,
     carried,
     row_of,
     share_of_tokens,
@@ -86,8 +87,7 @@ def walk_along(
     end = None if WHOLE else last
     x, y = sequence_of(x, strides, b, h), sequence_of(y, y_strides, b, h)
     so_far = carried(sums, program, b, h, H, number, C, WIDTH, BACKWARD)
-    so_far += row_of(carry, b * H + h, C, WIDTH)
-    so_far = tl.broadcast_to(so_far[None, :], [BLOCK, WIDTH])
+    so_far = as_carry(so_far + row_of(carry, b * H + h, C, WIDTH), BLOCK, PARTS)
     passed = tl.zeros([BLOCK // 2, WIDTH], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         start = walk(first, last, step, BLOCK, BACKWARD)
