@@ -78,7 +78,6 @@ class Build(NamedTuple):
     registers: int
     stack: int  # bytes that did not fit the registers
     astray: int  # products that read anywhere
-    described: int  # loads by descriptors
     shared: int  # bytes of shared memory
 
 

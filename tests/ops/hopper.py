@@ -21,9 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-# Name, registers, bytes of stack, products that read anywhere, loads by descriptors, bytes of
-# shared memory.
-Usage = tuple[str, int, int, int, int, int]
+# Name, registers, bytes of stack, products that read anywhere, bytes of shared memory.
+Usage = tuple[str, int, int, int, int]
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
@@ -60,12 +59,11 @@ def compiled(launch: Callable[[], Any]) -> list[Usage]:
 
 
 @cache
-def _usage(cubin: bytes, has_products: bool) -> tuple[int, int, int, int]:
+def _usage(cubin: bytes, has_products: bool) -> tuple[int, int, int]:
     text = _dumped(cubin, "cuobjdump", "--dump-resource-usage")
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
-    code = _dumped(cubin, "nvdisasm", "-c") if has_products else ""
-    astray = products_astray(code) if has_products else 0
-    return int(registers), int(stack), astray, code.count("UTMALDG")
+    astray = products_astray(_dumped(cubin, "nvdisasm", "-c")) if has_products else 0
+    return int(registers), int(stack), astray
 
 
 def _dumped(cubin: bytes, tool: str, option: str) -> str:
@@ -84,14 +82,12 @@ def running_mean(C: int, dtype: torch.dtype) -> Callable[[], Any]:
     from primal_attention.ops.running_mean import token_counts
     from primal_attention.ops.running_mean import triton as fused
 
+    z = tokens(1, 2048, 2, C, dtype=dtype)
+    carry, counts = torch.zeros(1, 2, C), token_counts(z, None, None)
+
     def launch() -> None:
-        for length in (2048, 2039):  # in whole blocks alone, and not
-            z, carry = tokens(1, length, 2, C, dtype=dtype), torch.zeros(1, 2, C)
-            counts = token_counts(z, None, None)
-            fused.forward(z, None, counts, None)
-            fused.backward(z, carry, counts, None)
-            fused.forward(z, None, None, None)
-            fused.backward_with_sum(z, None, None, divided=True)
+        fused.forward(z, None, counts, None)
+        fused.backward(z, carry, counts, None)
 
     return launch
 
