@@ -70,22 +70,20 @@ class Shares(NamedTuple):
     whole: bool  # whether all of its blocks are
 
 
-def shares_of(z: Tensor, config: Config) -> Shares:
-    """Shares of the sequences z [B, N, H, C], equal but for the last, that keep a GPU busy."""
-    B, N, H, _ = z.shape
-    blocks = -(-N // config.block)
-    tokens = -(-blocks // _splits(B * H, blocks, config.programs, config.least)) * config.block
-    splits = -(-N // tokens)
-    return Shares(B * H * splits, splits, tokens, N % config.block == 0)
-
-
 def spread_shares(z: Tensor, config: Config) -> Shares:
-    """The same, but of them some have one block less, so that there are as many as are wanted."""
+    """Shares of the sequences z [B, N, H, C] that keep a GPU busy; some have a block less."""
     B, N, H, _ = z.shape
     blocks = -(-N // config.block)
     splits = _splits(B * H, blocks, config.programs, config.least)
     tokens = -(-blocks // splits) * config.block
     return Shares(B * H * splits, splits, tokens, N % config.block == 0)
+
+
+def shares_of(z: Tensor, config: Config) -> Shares:
+    """The same, but equal, except for the last of a sequence: there may be fewer of them."""
+    (B, N, H, _), spread = z.shape, spread_shares(z, config)
+    splits = -(-N // spread.tokens)
+    return spread._replace(programs=B * H * splits, splits=splits)
 
 
 @cache
