@@ -76,7 +76,7 @@ def varlen_attention(
     keys = Together.of(source_mask)
     if mask is None:
         mask = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-    queries = Together.of(mask)
+    queries = keys if mask is source_mask else Together.of(mask)
     rows = queries.pack(q), keys.pack(k), keys.pack(v)
     out: Tensor = varlen.varlen_attn(*rows, queries.bounds, keys.bounds, q.shape[1], k.shape[1])  # type: ignore[assignment]
     return queries.unpack(out).view(q.shape)
