@@ -39,6 +39,10 @@ class Segments(NamedTuple):
     tokens: int  # of a segment
     number: int  # of segments
 
+    def whole(self, N: int, block: int) -> bool:
+        """Whether all blocks of N tokens are: segments may be made of other blocks than these."""
+        return N % block == 0 and self.tokens % block == 0
+
 
 def divide(z: Tensor, block: int, programs: int | None = None) -> Segments:
     """Segments of the sequences z [B, N, H, C], so many that they make enough programs."""

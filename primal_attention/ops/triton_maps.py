@@ -36,14 +36,21 @@ def sequence_of(tensor, strides, b, h):
 
 
 @triton.jit
-def real_tokens(mask, b, N, start, end, BLOCK_N: tl.constexpr):
-    """Which of the n tokens from start on are real and lie before the end.
+def existing(start, end, BLOCK_N: tl.constexpr):
+    """Which of the n tokens from start on lie before the end.
 
     Where all blocks are whole there is no end. The compiler sees that all tokens are before it.
     """
     n = start + tl.arange(0, BLOCK_N)
-    real = tl.full([BLOCK_N], True, tl.int1) if end is None else n < end
+    return tl.full([BLOCK_N], True, tl.int1) if end is None else n < end
+
+
+@triton.jit
+def real_tokens(mask, b, N, start, end, BLOCK_N: tl.constexpr):
+    """Which of the n tokens from start on are real and lie before the end, if there is one."""
+    real = existing(start, end, BLOCK_N)
     if mask is not None:
+        n = start + tl.arange(0, BLOCK_N)
         real = real & (tl.load(mask + b * N + n, mask=real, other=0) != 0)
     return real
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from primal_attention.ops.triton_maps import existing
+
 # The interpreter has no products of bfloat16: it takes the rounded operands in float32.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -37,53 +39,12 @@ def spread_tokens(program, N, H, number, tokens, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sequence_of(tensor, strides, b, h):
-    """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C]."""
-    return tensor + b * strides[0] + h * strides[2]
-
-
-@triton.jit
-def existing(start, last, BLOCK: tl.constexpr):
-    """Which of the tokens from start on lie before last, [n]."""
-    return start + tl.arange(0, BLOCK) < last
-
-
-@triton.jit
-def real_tokens(mask, b, N, start, last, BLOCK: tl.constexpr):
-    """Which of the tokens from start on lie before last and are real, [n]; mask is [B, N]."""
-    real = existing(start, last, BLOCK)
-    if mask is not None:
-        n = b * N + start + tl.arange(0, BLOCK)
-        real = real & (tl.load(mask + n, mask=real, other=0) != 0)
-    return real
-
-
-@triton.jit
 def columns_of(real, C: tl.constexpr, WIDTH: tl.constexpr):
     """Which entries of a block [n, WIDTH] are of real tokens and not padding of the columns."""
     keep = real[:, None]
     if C != WIDTH:
         keep = keep & (tl.arange(0, WIDTH) < C)[None, :]
     return keep
-
-
-@triton.jit
-def _places(tensor, start, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    n, c = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
-    return tensor + start.to(tl.int64) * stride + (n[:, None] * stride + c[None, :])
-
-
-@triton.jit
-def load_rows(tensor, start, stride, keep, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """The tokens from start on in the tensor's dtype, zero where keep is False."""
-    return tl.load(_places(tensor, start, stride, BLOCK, WIDTH), mask=keep, other=0.0)
-
-
-@triton.jit
-def store_rows(tensor, rows, start, stride, keep):
-    """Write rows as the tokens from start on, where keep is True."""
-    places = _places(tensor, start, stride, rows.shape[0], rows.shape[1])
-    tl.store(places, rows.to(tensor.dtype.element_ty), mask=keep)
 
 
 @triton.jit
@@ -123,8 +84,8 @@ def walk(first, last, step, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
 
 
 @triton.jit
-def counted(counts, strides, b, start, last, BLOCK: tl.constexpr):
-    """The number t of real tokens up to each, float32 [n]; counts is [B, N].
+def counted(counts, strides, b, start, end, BLOCK: tl.constexpr):
+    """The number t of real tokens up to each before the end, float32 [n]; counts is [B, N].
 
     Without counts, all tokens are real and no others come before them.
     """
@@ -133,14 +94,13 @@ def counted(counts, strides, b, start, last, BLOCK: tl.constexpr):
         return (n + 1).to(tl.float32)
     else:
         places = counts + b * strides[0] + n * strides[1]
-        return tl.load(places, mask=n < last, other=1).to(tl.float32)
+        return tl.load(places, mask=existing(start, end, BLOCK), other=1).to(tl.float32)
 
 
 @triton.jit
-def shares(counts, strides, b, start, last, BLOCK: tl.constexpr):
-    """1 / t for the number t of real tokens up to each, float32 [n, 1]."""
-    t = counted(counts, strides, b, start, last, BLOCK)
-    return (1.0 / tl.maximum(t, 1.0))[:, None]
+def shares(counts, strides, b, start, end, BLOCK: tl.constexpr):
+    """1 / t for the number t of real tokens up to each, float32 [n]."""
+    return 1.0 / tl.maximum(counted(counts, strides, b, start, end, BLOCK), 1.0)
 
 
 @triton.jit
@@ -184,26 +144,44 @@ def carried(
 
 
 @triton.jit
-def sums_along(x, BACKWARD: tl.constexpr, PARTS: tl.constexpr):
-    """Sums of the rows of x [n, C] up to each, or from each on, in float32.
+def as_carry(row, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """A sum [C] as `sums_along` carries it on: the same in all rows that it has."""
+    return tl.broadcast_to(row[None, :], [BLOCK if PARTS == 1 else 1, row.shape[0]])
 
-    For the half precisions a product with a triangle of ones, in bfloat16 parts of x that together
-    hold its digits. Tensor cores cut float32 sums off, so that float32 (no parts) is added up.
+
+@triton.jit
+def sums_along(x, before, BACKWARD: tl.constexpr, PARTS: tl.constexpr):
+    """Before + the sums of the rows of x [n, C] up to each, or from each on; before + that of all.
+
+    In float32. For the half precisions the first is a product with a triangle of ones, in bfloat16
+    parts of x that together hold its digits. Where x is bfloat16, the second is a product too: each
+    thread then has the sum for its own rows, and none waits for another. Tensor cores cut float32
+    sums off: what they add up is a block, and float32 (no parts) is added up without them.
     """
+    if PARTS == 1:
+        evenly = tl.full([x.shape[0], x.shape[0]], 1.0 / x.shape[0], tl.float32)
+        mean = _in_parts(evenly, x, tl.zeros(x.shape, tl.float32), PARTS)
+        after = before + mean * x.shape[0]
+    else:
+        after = before + tl.sum(x.to(tl.float32), 0)[None, :]
     if PARTS == 0:
-        return tl.cumsum(x.to(tl.float32), 0, reverse=BACKWARD)
+        along = before + tl.cumsum(x.to(tl.float32), 0, reverse=BACKWARD)
     else:
         n = tl.arange(0, x.shape[0])
         taken = n[:, None] <= n[None, :] if BACKWARD else n[:, None] >= n[None, :]
-        triangle = tl.where(taken, 1.0, 0.0).to(tl.bfloat16)
+        triangle = tl.where(taken, 1.0, 0.0)
+        along = _in_parts(triangle, x, tl.broadcast_to(before, x.shape), PARTS)
+    return along, after
+
+
+@triton.jit
+def _in_parts(matrix, x, total, PARTS: tl.constexpr):
+    """Total + matrix x, in bfloat16 parts of x that hold its digits; the matrix has few digits."""
+    for _ in tl.static_range(PARTS):
         part = x.to(tl.bfloat16)
-        total = product(triangle, part, tl.zeros(x.shape, tl.float32), "bf16")
-        rest = x.to(tl.float32)
-        for _ in tl.static_range(PARTS - 1):
-            rest -= part.to(tl.float32)
-            part = rest.to(tl.bfloat16)
-            total = product(triangle, part, total, "bf16")
-        return total
+        total = product(matrix, part, total, "bf16")
+        x = x.to(tl.float32) - part.to(tl.float32)
+    return total
 
 
 @triton.jit

@@ -93,6 +93,22 @@ def test_without_a_mask(device, rest):
     assert_both_passes(inputs(device, rest=rest), grams=rest)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("maps", [("cosine", "identity"), ("elu", "relu")])
+def test_whole_blocks(device, maps, masked):
+    """Of 48 tokens all are, in two segments."""
+    mask = holes(B, 48, device) if masked else None
+    assert_both_passes(inputs(device, length=48), mask, maps)
+
+
+def test_which_walks_are_without_conditions(device):
+    segments, config = launch.Segments(32, 2), launch.Config(16, 4, 1)
+    assert fused.is_whole(48, segments, config, "cosine", "identity")
+    assert not fused.is_whole(47, segments, config, "cosine", "identity")
+    for made_in_registers in ("elu", "relu"):
+        assert not fused.is_whole(48, segments, config, "cosine", made_in_registers)
+
+
 @pytest.mark.parametrize("maps", [("elu", "relu"), ("relu", "identity"), ("identity", "elu")])
 def test_every_map(device, maps):
     assert_both_passes(inputs(device), holes(B, N, device), maps)

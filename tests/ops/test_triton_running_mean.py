@@ -83,27 +83,71 @@ def test_what_it_takes(device):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_whole_sequences_have_blocks_of_their_own(device, masked, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whole_blocks(device, dtype, masked):
+    """Of 48 tokens all are, in two segments."""
+    z = randn(B, 48, H, C).to(device, dtype)
+    before = randn(B, H, C, seed=1).to(device, torch.float32)
+    assert_both_passes(z, before, mask=holes(B, 48, device) if masked else None)
+
+
+@pytest.mark.parametrize("length", [N, 48])
+def test_masked_tokens_have_no_gradient_even_of_an_infinite_carry(device, length):
+    mask = holes(B, length, device)
+    d_mean = randn(B, length, H, C, seed=2).to(device, torch.bfloat16)
+    d_total = torch.full((B, H, C), float("inf"), device=device)
+    dz, _ = fused.backward(d_mean, d_total, token_counts(d_mean, mask, None), mask)
+    assert (dz[~mask] == 0).all()
+
+
+def test_which_blocks_are_whole(device):
+    assert launch.Segments(tokens=32, number=2).whole(48, block=16)
+    assert not launch.Segments(tokens=32, number=2).whole(47, block=16)
+    assert not launch.Segments(tokens=24, number=2).whole(48, block=16)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sequences_of_one_segment_have_blocks_of_their_own(device, masked, monkeypatch):
     monkeypatch.setattr(fused, "ENOUGH", B * H)
     monkeypatch.setattr(fused, "MANY", B * H)
     z = randn(B, 67, H, 64).to(device, torch.bfloat16)
-    assert fused.config_of(z) == fused.WHOLE[64]
+    assert fused.config_of(z) == fused.ONE_SEGMENT[64]
     assert fused.config_of(z.float()) == fused.config_of(z[:1]) == fused.CONFIGS[64]
     assert_both_passes(z, mask=holes(B, 67, device) if masked else None)
 
 
+def assert_gradients_with_sum(given, mask, *, divided, known=None):
+    counts = fused.counts_if_masked(given, mask)
+    t = token_counts(given, mask, None).clamp(min=1)[:, :, None, None].double()
+    exact = given.double() * t if divided else given.double()
+    dz, _ = chunked.backward_in_pieces(exact, None, t[:, :, 0, 0], mask)
+    got = fused.backward_with_sum(given, counts, mask, divided=divided, known=known)
+    assert_near(got, [dz, dz.sum((0, 1))], TOLERANCES[given.dtype])
+
+
+def d_means(device, dtype, length, mask):
+    d_mean = randn(B, length, H, C, seed=2).to(device, dtype)
+    return d_mean if mask is None else d_mean.where(mask[:, :, None, None], 0.0)
+
+
 @pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize(("dtype", "masked"), [(torch.float32, True), (torch.bfloat16, False)])
-def test_gradients_with_their_sum(device, dtype, masked, divided):
+@pytest.mark.parametrize("length", [N, 48])
+def test_gradients_with_their_sum(device, length, dtype, masked, divided):
     """The same whether the gradients of the means come as they are or divided by t."""
-    mask = holes(B, N, device) if masked else None
-    d_mean = randn(B, N, H, C, seed=2).to(device, dtype)
-    if masked:
-        d_mean = d_mean.where(mask[:, :, None, None], 0.0)
-    counts = token_counts(d_mean, mask, None)
-    t = counts.clamp(min=1)[:, :, None, None]
-    given = (d_mean / t).to(dtype) if divided else d_mean
-    exact = (given.double() * t) if divided else given.double()
-    dz, _ = chunked.backward_in_pieces(exact, None, counts, mask)
-    got = fused.backward_with_sum(given, counts, mask, divided=divided)
-    assert_near(got, [dz, dz.sum((0, 1))], TOLERANCES[dtype])
+    mask = holes(B, length, device) if masked else None
+    d_mean = d_means(device, dtype, length, mask)
+    if divided:
+        t = token_counts(d_mean, mask, None).clamp(min=1)[:, :, None, None]
+        d_mean = (d_mean / t).to(dtype)
+    assert_gradients_with_sum(d_mean, mask, divided=divided)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("length", "tokens"), [(48, 24), (48, 16), (N, 24)])
+def test_known_segments_need_not_be_of_the_same_blocks(device, length, tokens, masked):
+    mask = holes(B, length, device) if masked else None
+    given = d_means(device, torch.float32, length, mask)
+    sums = torch.stack([part.sum(1) for part in given.split(tokens, 1)], 1)
+    known = launch.Segments(tokens, sums.shape[1]), sums
+    assert_gradients_with_sum(given, mask, divided=True, known=known)

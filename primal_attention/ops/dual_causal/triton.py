@@ -29,7 +29,7 @@ from primal_attention.ops.dual_causal.triton_blocks import segment_gradients, se
 from primal_attention.ops.dual_causal.triton_gradient_walks import backward_walk
 from primal_attention.ops.dual_causal.triton_running import Side, running
 from primal_attention.ops.dual_causal.triton_walks import forward_walk
-from primal_attention.ops.launch import Config
+from primal_attention.ops.launch import Config, Segments
 from primal_attention.ops.triton_launch import count_strides, strides
 
 __all__ = ["backward", "forward", "takes"]
@@ -61,10 +61,11 @@ def forward(
     q, k, h = (launch.contiguous_rows(x) for x in (q, k, h))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
+    whole = is_whole(N, segments, config, map_q, map_k)
     totals = [launch.float32(q, B, H, P, P) if grams else None for _ in range(2)]
     sizes = _compiled_for(SUMS[where], q, P=P, S=S)
     sides = [
-        _summed(z, rows, mask, start, total, layout, {**sizes, "FEATURE_MAP": name})
+        _summed(z, rows, mask, start, total, layout, {**sizes, "FEATURE_MAP": name, "WHOLE": whole})
         for z, rows, start, total, name in (
             (q, h_e, q_before, totals[0], map_q),
             (k, h_r, k_before, totals[1], map_k),
@@ -78,7 +79,7 @@ def forward(
         q, k, h_e, h_r, c_e, c_r, *launch.contiguous(bias), *before, counts, mask, inverse_n,
         out, *after, states,
         strides(q), strides(k), strides(h_e), _map_strides(c_e), _map_strides(c_r),
-        count_strides(counts), strides(out), *layout, MAP_Q=map_q, MAP_K=map_k,
+        count_strides(counts), strides(out), *layout, MAP_Q=map_q, MAP_K=map_k, WHOLE=whole,
         **_compiled_for(config, q, P=P, S=S, V=V),
     )  # fmt: skip
     optional = *totals, states
@@ -124,6 +125,7 @@ def write_gradients(
     q, k, h, d_out = (launch.contiguous_rows(x) for x in (q, k, h, d_out))
     h_e, h_r = h.unbind(2)
     layout = N, H, segments.number, segments.tokens
+    whole = is_whole(N, segments, config, map_q, map_k)
     moments: list[Tensor | None] = [None, None]
     if segments.number > 1:
         room = B, segments.number, H, P, S
@@ -131,7 +133,7 @@ def write_gradients(
         segment_gradients[(B * segments.number * H,)](
             q, k, c_e, c_r, counts, mask, d_out, *moments,
             strides(q), strides(k), _map_strides(c_e), _map_strides(c_r), count_strides(counts),
-            strides(d_out), *layout, MAP_Q=map_q, MAP_K=map_k,
+            strides(d_out), *layout, MAP_Q=map_q, MAP_K=map_k, WHOLE=whole,
             **_compiled_for(SUMS[where], q, P=P, S=S, V=V),
         )  # fmt: skip
     sides = map(Side, (d_q_side, d_k_side), moments)
@@ -155,7 +157,7 @@ def write_gradients(
         dq, dk, dh_e, dh_r, columns, *parts, *d_before,
         strides(q), strides(k), strides(h_e), _map_strides(c_e), _map_strides(c_r),
         count_strides(counts), strides(d_out), strides(dq), strides(dk), strides(dh_e), *layout,
-        SCORE_STAGES=score_stages(where, S), MAP_Q=map_q, MAP_K=map_k,
+        SCORE_STAGES=score_stages(where, S), MAP_Q=map_q, MAP_K=map_k, WHOLE=whole,
         **_compiled_for(config, q, P=P, S=S, V=V),
     )  # fmt: skip
     given = zip((c_e, c_r, bias), shapes, strict=True)
@@ -188,6 +190,15 @@ def _summed(
             z, h, mask, moments, parts, strides(z), strides(h), *layout, **sizes
         )
     return Side(start, moments, parts, gram)
+
+
+def is_whole(N: int, segments: Segments, config: Config, *maps: str) -> bool:
+    """Whether all blocks are, and the walks are made for that.
+
+    Features of other maps are made in registers. With no condition to hold them back, the compiler
+    would load nothing ahead, and the assembler of Triton 3.6 has products read anywhere.
+    """
+    return segments.whole(N, config.block) and {*maps} <= {"cosine", "identity"}
 
 
 def _compiled_for(config: Config, q: Tensor, **sizes: int) -> dict[str, Any]:

@@ -13,16 +13,20 @@ import triton
 import triton.language as tl
 
 from primal_attention.ops.triton_kernel import launched
-from primal_attention.ops.triton_maps import features, inverse_norms, scaled
+from primal_attention.ops.triton_maps import (
+    features,
+    inverse_norms,
+    real_tokens,
+    scaled,
+    sequence_of,
+)
 from primal_attention.ops.triton_sums import (
     columns_of,
-    counted,
     load_matrix,
     lowered,
     product,
-    real_tokens,
-    sequence_of,
     share_of_tokens,
+    shares,
     store_matrix,
     walk,
 )
@@ -96,12 +100,6 @@ def map_of(
 
 
 @triton.jit
-def share_of(counts, strides, b, start, last, BLOCK: tl.constexpr):
-    """1 / n for the number n of real tokens up to each, float32 [n]."""
-    return 1.0 / tl.maximum(counted(counts, strides, b, start, last, BLOCK), 1.0)
-
-
-@triton.jit
 def inverse_of(inverse_n, b):
     """1 / n of a sequence; 1 where none are given."""
     value = tl.full([], 1.0, tl.float32)
@@ -162,16 +160,21 @@ def segment_sums(
     z, h, mask, moments, gram, strides, h_strides, N, H, number, tokens,
     P: tl.constexpr, S: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, FEATURE_MAP: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """What each segment adds to the sum of phi h^T and to the Gram matrix, of those wanted."""
+    """What each segment adds to the sum of phi h^T and to the Gram matrix, of those wanted.
+
+    It ends where the walk forward begins, which finds in the cache what was read last.
+    """
     program = tl.program_id(0)
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
+    end = None if WHOLE else last
     z, h = segment_of(z, strides, b, head, first), segment_of(h, h_strides, b, head, first)
     sum_h = tl.zeros([WIDTH_P, WIDTH_S], tl.float32)
     sum_phi = tl.zeros([WIDTH_P, WIDTH_P], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        row = walk(0, last - first, step, BLOCK, False)
-        real = real_tokens(mask, b, N, first + row, last, BLOCK)
+        row = walk(0, last - first, step, BLOCK, True)
+        real = real_tokens(mask, b, N, first + row, end, BLOCK)
         base, factor, _ = features_of(
             z, row, strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
@@ -197,15 +200,17 @@ def segment_gradients(
     P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
+    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """What each segment but the first passes to the gradients of the sums before it.
 
-    With u = 1 / n the maps are applied last: phi^T (u d_out C^T) = (phi^T u d_out) C^T.
+    With u = 1 / n the maps are applied last: phi^T (u d_out C^T) = (phi^T u d_out) C^T. It ends
+    where the walk backward begins.
     """
     program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
     last = tl.where(first == 0, 0, last)
+    end = None if WHOLE else last
     q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
     d_out = segment_of(d_out, d_out_strides, b, h, first)
     sum_q = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
@@ -213,8 +218,8 @@ def segment_gradients(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         row = walk(0, last - first, step, BLOCK, False)
         start = first + row
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        share = share_of(counts, count_strides, b, start, last, BLOCK)
+        real = real_tokens(mask, b, N, start, end, BLOCK)
+        share = shares(counts, count_strides, b, start, end, BLOCK)
         dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
         if c_e is not None:
             z_q, f_q, _ = features_of(

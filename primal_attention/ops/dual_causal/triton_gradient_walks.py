@@ -22,21 +22,19 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     past,
     rows_of,
     segment_of,
-    share_of,
     state_of,
     store_rows,
     times,
 )
 from primal_attention.ops.triton_kernel import launched
-from primal_attention.ops.triton_maps import by_eight, pull_back, scaled
+from primal_attention.ops.triton_maps import by_eight, existing, pull_back, real_tokens, scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
-    existing,
     load_matrix,
     lowered,
     product,
-    real_tokens,
     share_of_tokens,
+    shares,
     store_matrix,
     store_row,
     walk,
@@ -53,7 +51,7 @@ def backward_walk(
     P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    SCORE_STAGES: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
+    SCORE_STAGES: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """All gradients: of every four programs two take the features of a side, two its scores.
 
@@ -70,7 +68,8 @@ def backward_walk(
             d_gram_q, dq, dq_before, columns, of_q,
             q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides,
             d_out_strides, dq_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_Q, MAP_K, 1,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES,
+            MAP_Q, MAP_K, 1, WHOLE,
         )  # fmt: skip
     elif kind == 1:
         _backward_features(
@@ -78,7 +77,8 @@ def backward_walk(
             d_gram_k, dk, dk_before, columns, of_q + H * P,
             k_strides, q_strides, h_strides, c_r_strides, c_e_strides, count_strides,
             d_out_strides, dk_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_K, MAP_Q, 0,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES,
+            MAP_K, MAP_Q, 0, WHOLE,
         )  # fmt: skip
     elif kind == 2:
         _backward_scores(
@@ -86,7 +86,8 @@ def backward_walk(
             dh_e, dc_e, d_bias, columns, of_h,
             q_strides, k_strides, h_strides, c_r_strides, count_strides,
             d_out_strides, dh_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES, MAP_Q, MAP_K, 1,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES,
+            MAP_Q, MAP_K, 1, WHOLE,
         )  # fmt: skip
     else:
         _backward_scores(
@@ -94,7 +95,8 @@ def backward_walk(
             dh_r, dc_r, None, columns, of_h + H * S,
             k_strides, q_strides, h_strides, c_e_strides, count_strides,
             d_out_strides, dh_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES, MAP_K, MAP_Q, 0,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES,
+            MAP_K, MAP_Q, 0, WHOLE,
         )  # fmt: skip
 
 
@@ -108,9 +110,11 @@ def _backward_features(
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     FEATURE_MAP: tl.constexpr, FAR_MAP: tl.constexpr, FAR_SIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the rows behind the near side's features, and of its sum of phi h^T."""
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
+    end = None if WHOLE else last
     z = segment_of(z, z_strides, b, head, first)
     far_z = segment_of(far_z, far_strides, b, head, first)
     h, far_h = (
@@ -127,8 +131,8 @@ def _backward_features(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         row = walk(0, last - first, step, BLOCK, True)
         start = first + row
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        share = share_of(counts, count_strides, b, start, last, BLOCK)
+        real = real_tokens(mask, b, N, start, end, BLOCK)
+        share = shares(counts, count_strides, b, start, end, BLOCK)
         dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
         rows = rows_of(h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
         base, factor, inverse = features_of(
@@ -157,7 +161,7 @@ def _backward_features(
             d_side = product(tl.trans(far), d_far, d_side, PRECISION)
         d_phi = product(d_kernel, far, d_phi, PRECISION)
         d_rows = pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
-        exists = columns_of(existing(start, last, BLOCK), P, WIDTH_P)
+        exists = columns_of(existing(start, end, BLOCK), P, WIDTH_P)
         store_rows(dz, d_rows, row, dz_strides[1], exists)
         if columns is not None:
             sums += by_eight(d_rows)
@@ -177,9 +181,11 @@ def _backward_scores(
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     FEATURE_MAP: tl.constexpr, FAR_MAP: tl.constexpr, FAR_SIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the near side's dual variables, of the map of its scores, and of the bias."""
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
+    end = None if WHOLE else last
     z = segment_of(z, z_strides, b, head, first)
     far_z = segment_of(far_z, far_strides, b, head, first)
     far_h = segment_of(far_h, h_strides, b, head, first)
@@ -193,8 +199,8 @@ def _backward_scores(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         row = walk(0, last - first, step, BLOCK, True)
         start = first + row
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        share = share_of(counts, count_strides, b, start, last, BLOCK)
+        real = real_tokens(mask, b, N, start, end, BLOCK)
+        share = shares(counts, count_strides, b, start, end, BLOCK)
         dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
         base, factor, _ = features_of(
             z, row, z_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
@@ -209,7 +215,7 @@ def _backward_scores(
             d_far = lowered(d_far, PRECISION)
             dh_rows = product(later(kernel_matrix), d_far, dh_rows, PRECISION)
             d_side = product(tl.trans(far), d_far, d_side, PRECISION)
-        exists = columns_of(existing(start, last, BLOCK), S, WIDTH_S)
+        exists = columns_of(existing(start, end, BLOCK), S, WIDTH_S)
         dh_rows = scaled(dh_rows, factor)
         store_rows(dh, dh_rows, row, dh_strides[1], exists)
         if columns is not None:

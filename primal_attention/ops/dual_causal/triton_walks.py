@@ -16,19 +16,17 @@ from primal_attention.ops.dual_causal.triton_blocks import (
     read_from,
     rows_of,
     segment_of,
-    share_of,
     store_rows,
 )
 from primal_attention.ops.triton_kernel import launched
-from primal_attention.ops.triton_maps import scaled
+from primal_attention.ops.triton_maps import existing, real_tokens, scaled
 from primal_attention.ops.triton_sums import (
     columns_of,
-    existing,
     load_matrix,
     product,
-    real_tokens,
     row_of,
     share_of_tokens,
+    shares,
     store_matrix,
     walk,
 )
@@ -44,11 +42,12 @@ def forward_walk(
     P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
+    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Out = e C_e + r C_r + bias, and the sums of both sides, the last times inverse_n."""
     program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
+    end = None if WHOLE else last
     q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
     h_e, h_r = segment_of(h_e, h_strides, b, h, first), segment_of(h_r, h_strides, b, h, first)
     out = segment_of(out, out_strides, b, h, first)
@@ -60,8 +59,8 @@ def forward_walk(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         row = walk(0, last - first, step, BLOCK, False)
         start = first + row
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        share = share_of(counts, count_strides, b, start, last, BLOCK)
+        real = real_tokens(mask, b, N, start, end, BLOCK)
+        share = shares(counts, count_strides, b, start, end, BLOCK)
         z_q, f_q, _ = features_of(
             q, row, q_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
         )  # fmt: skip
@@ -81,8 +80,9 @@ def forward_walk(
         if c_r is not None:
             r = read_from(z_k, z_q, f_q, rows_e, q_side, PRECISION)
             y = product(scaled(r, f_k * share), map_r, y, PRECISION)
-        y = tl.where(real[:, None], y, 0.0)
-        exists = columns_of(existing(start, last, BLOCK), V, WIDTH_V)
+        if mask is not None:
+            y = tl.where(real[:, None], y, 0.0)
+        exists = columns_of(existing(start, end, BLOCK), V, WIDTH_V)
         store_rows(out, y, row, out_strides[1], exists)
         q_side = product(tl.trans(z_q), scaled(rows_e, f_q), q_side, PRECISION)
         k_side = product(tl.trans(z_k), scaled(rows_r, f_k), k_side, PRECISION)

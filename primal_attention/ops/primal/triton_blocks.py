@@ -198,7 +198,7 @@ def _side_backward(
             sum_bias += tl.sum(groups, 0)
         share = tl.full([BLOCK_N], 1.0, tl.float32)
         if DIVIDED:
-            share /= tl.maximum(counted(counts, count_strides, b, start, last, BLOCK_N), 1.0)
+            share /= tl.maximum(counted(counts, count_strides, b, start, end, BLOCK_N), 1.0)
         rows = load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
         d_rows, sum_a = _block_backward(
             rows, real, share, d_rows, proj, scale, both, scale_both, sum_a,

@@ -111,7 +111,7 @@ def _segments_to_sum(
 ) -> running_mean.Known | None:
     """The shares of the pass that writes gradients d_z, and room for their sums."""
     shares = primal.gradient_shares(q, a_e, a_r)
-    if shares.splits == 1 or running_mean.is_whole(d_z):
+    if shares.splits == 1 or running_mean.is_one_segment(d_z):
         return None
     B, _, *head = d_z.shape
     return Segments(shares.tokens, shares.splits), float32(q, B, shares.splits, *head)

@@ -31,7 +31,7 @@ ENOUGH = 256
 # In bfloat16, where sequences and heads are so many programs that one block under way in each is
 # enough, and each walks over all tokens.
 MANY = 512
-WHOLE = {64: Config(block=32, num_warps=2, num_stages=1)}
+ONE_SEGMENT = {64: Config(block=32, num_warps=2, num_stages=1)}
 # Registers of a thread in bfloat16, so that all programs are under way at once.
 REGISTERS = {64: 128}
 
@@ -49,7 +49,7 @@ def counts_if_masked(z: Tensor, token_mask: Tensor | None) -> Tensor | None:
     return None if token_mask is None else token_counts(z, token_mask, None)
 
 
-def is_whole(z: Tensor) -> bool:
+def is_one_segment(z: Tensor) -> bool:
     """Whether a sequence is one segment."""
     return z.shape[0] * z.shape[2] >= ENOUGH
 
@@ -59,16 +59,14 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Means, and the sum after the last token."""
     options = {"BACKWARD": False, "DIVIDED": False, "PARTS": launch.PARTS[z.dtype]}
-    mean, total, _ = _walk(z, before, counts, token_mask, options)
-    return mean, total
+    return _walk(z, before, counts, token_mask, options)
 
 
 def backward(
     d_mean: Tensor, d_total: Tensor | None, counts: Tensor | None, token_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens and of the sum before them."""
-    dz, d_before, _ = _walk(d_mean, d_total, counts, token_mask, _backward_options(d_mean))
-    return dz, d_before
+    return _walk(d_mean, d_total, counts, token_mask, _backward_options(d_mean))
 
 
 def backward_with_sum(
@@ -81,11 +79,11 @@ def backward_with_sum(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens, and their sum over all tokens, [H, C], in the same dtype.
 
-    The counts are of these tokens alone. The gradients of the means may come divided by them, and
-    then with their sums over segments.
+    The gradients of the means may come divided by the counts, and then with their sums over
+    segments.
     """
     options = _backward_options(d_mean, divided=divided)
-    dz, _, parts = _walk(d_mean, None, counts, token_mask, options, with_sum=True, known=known)
+    dz, parts = _walk(d_mean, None, counts, token_mask, options, with_sum=True, known=known)
     total = d_mean.new_empty(d_mean.shape[2:])
     triton_add_up.add_up((parts, total))
     return dz, total
@@ -105,24 +103,30 @@ def _walk(
     *,
     with_sum: bool = False,
     known: Known | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
+    """What the tokens become, and the carry after them, [B, H, C].
+
+    With the sum, that is what they become summed over each segment instead, [B segments, H, C].
+    """
     B, N, H, C = x.shape
-    y, total = launch.empty_rows(x), launch.float32(x, B, H, C)
+    y = launch.empty_rows(x)
     x, mask = launch.contiguous_rows(x), launch.mask_bytes(token_mask)
     config = config_of(x)
     if known is None:
-        segments = launch.divide(x, config.block, 1 if is_whole(x) else None)
+        segments = launch.divide(x, config.block, 1 if is_one_segment(x) else None)
         kind = {name: options[name] for name in ("BACKWARD", "DIVIDED")}
         sums = segment_sums(x, counts, mask, segments, config, kind)
     else:
         segments, sums = known
-    columns = launch.float32(x, B * segments.number, H, C) if with_sum else None
+    after = launch.float32(x, B * segments.number if with_sum else B, H, C)
+    total, columns = (None, after) if with_sum else (after, None)
     walk_along[(B * segments.number * H,)](
         x, counts, mask, strides(x), count_strides(counts), N, H, segments.number, segments.tokens,
         sums, None if carry is None else carry.contiguous(), y, total, columns, strides(y),
-        **launch.compiled_for(C, config), **options, **_registers(x),
+        **options, **launch.compiled_for(C, config), WHOLE=segments.whole(N, config.block),
+        **_registers(x),
     )  # fmt: skip
-    return y, total, columns
+    return y, after
 
 
 def _registers(x: Tensor) -> dict[str, int]:
@@ -134,7 +138,7 @@ def config_of(x: Tensor) -> Config:
     """The sizes for tokens x."""
     width = launch.padded(x.shape[-1])
     if x.dtype == torch.bfloat16 and x.shape[0] * x.shape[2] >= MANY:
-        return WHOLE.get(width, CONFIGS[width])
+        return ONE_SEGMENT.get(width, CONFIGS[width])
     return CONFIGS[width]
 
 
@@ -153,6 +157,6 @@ def segment_sums(
     sums = launch.float32(x, B, segments.number, H, C)
     add_up[(B * segments.number * H,)](
         x, counts, mask, strides(x), count_strides(counts), N, H, segments.number, segments.tokens,
-        sums, **kind, **launch.compiled_for(C, config),
+        sums, **kind, **launch.compiled_for(C, config), WHOLE=segments.whole(N, config.block),
     )  # fmt: skip
     return sums

@@ -9,20 +9,16 @@ import triton
 import triton.language as tl
 
 from primal_attention.ops.triton_kernel import launched
+from primal_attention.ops.triton_maps import load_rows, real_tokens, sequence_of, store_rows
 from primal_attention.ops.triton_sums import (
     columns_of,
-    existing,
     features,
     load_matrix,
-    load_rows,
     lowered,
     product,
     pull_back,
-    real_tokens,
-    sequence_of,
     share_of_tokens,
     store_matrix,
-    store_rows,
     walk,
 )
 
@@ -33,8 +29,8 @@ def _phi(
     P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FEATURE_MAP: tl.constexpr,
 ):  # fmt: skip
     """Features of a block, [n, P], and 1 / |z|."""
-    keep = columns_of(real, P, WIDTH)
-    return features(load_rows(z, start, stride, keep, BLOCK, WIDTH), keep, FEATURE_MAP)
+    rows = load_rows(z, start, stride, real, 0, P, WIDTH)
+    return features(rows, columns_of(real, P, WIDTH), FEATURE_MAP)
 
 
 @triton.jit
@@ -75,8 +71,7 @@ def segment_moments(
         start = walk(first, last, step, BLOCK, False)
         real = real_tokens(mask, b, N, start, last, BLOCK)
         phi, _ = _phi(z, strides[1], start, real, P, WIDTH_P, BLOCK, FEATURE_MAP)
-        keep = columns_of(real, S, WIDTH_S)
-        rows = load_rows(values, start, value_strides[1], keep, BLOCK, WIDTH_S)
+        rows = load_rows(values, start, value_strides[1], real, 0, S, WIDTH_S)
         v = _values(rows, matrix, value_map is not None, PRECISION)
         total = product(tl.trans(phi), v, total, PRECISION)
     store_matrix(moments, program, total, P, V)
@@ -105,15 +100,13 @@ def forward_walk(
         phi_q, _ = _phi(q, q_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_Q)
         phi_k, _ = _phi(k, k_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_K)
         phi_q, phi_k = lowered(phi_q, PRECISION), lowered(phi_k, PRECISION)
-        keep = columns_of(real, S, WIDTH_S)
-        rows = load_rows(values, start, value_strides[1], keep, BLOCK, WIDTH_S)
+        rows = load_rows(values, start, value_strides[1], real, 0, S, WIDTH_S)
         v = _values(rows, matrix, value_map is not None, PRECISION)
         y = product(phi_q, state, tl.zeros([BLOCK, WIDTH_V], tl.float32), PRECISION)
         scores = product(phi_q, tl.trans(phi_k), tl.zeros([BLOCK, BLOCK], tl.float32), PRECISION)
         y = product(_up_to_itself(scores, False), v, y, PRECISION)
         state = product(tl.trans(phi_k), v, state, PRECISION)
-        exists = columns_of(existing(start, last, BLOCK), V, WIDTH_V)
-        store_rows(out, y, start, out_strides[1], exists)
+        store_rows(out, y, start, out_strides[1], last, 0, V, WIDTH_V)
     if last == N:
         store_matrix(final, b * H + h, state, P, V)
 
@@ -139,11 +132,9 @@ def queries_walk(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         start = walk(first, last, step, BLOCK, False)
         real = real_tokens(mask, b, N, start, last, BLOCK)
-        keep = columns_of(real, V, WIDTH_V)
-        dy = load_rows(d_out, start, d_out_strides[1], keep, BLOCK, WIDTH_V)
+        dy = load_rows(d_out, start, d_out_strides[1], real, 0, V, WIDTH_V)
         dy = lowered(dy, PRECISION)
-        keep = columns_of(real, S, WIDTH_S)
-        rows = load_rows(values, start, value_strides[1], keep, BLOCK, WIDTH_S)
+        rows = load_rows(values, start, value_strides[1], real, 0, S, WIDTH_S)
         v = _values(rows, matrix, value_map is not None, PRECISION)
         phi_k, _ = _phi(k, k_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_K)
         phi_k = lowered(phi_k, PRECISION)
@@ -153,8 +144,7 @@ def queries_walk(
         state = product(tl.trans(phi_k), v, state, PRECISION)
         phi_q, inverse = _phi(q, q_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_Q)
         dz = tl.where(real[:, None], pull_back(phi_q, inverse, d_phi, 1.0, MAP_Q), 0.0)
-        exists = columns_of(existing(start, last, BLOCK), P, WIDTH_P)
-        store_rows(dq, dz, start, dq_strides[1], exists)
+        store_rows(dq, dz, start, dq_strides[1], last, 0, P, WIDTH_P)
 
 
 @launched
@@ -181,11 +171,9 @@ def keys_walk(
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         start = walk(first, last, step, BLOCK, True)
         real = real_tokens(mask, b, N, start, last, BLOCK)
-        keep = columns_of(real, V, WIDTH_V)
-        dy = load_rows(d_out, start, d_out_strides[1], keep, BLOCK, WIDTH_V)
+        dy = load_rows(d_out, start, d_out_strides[1], real, 0, V, WIDTH_V)
         dy = lowered(dy, PRECISION)
-        keep = columns_of(real, S, WIDTH_S)
-        rows = load_rows(values, start, value_strides[1], keep, BLOCK, WIDTH_S)
+        rows = load_rows(values, start, value_strides[1], real, 0, S, WIDTH_S)
         v = _values(rows, matrix, value_map is not None, PRECISION)
         phi_q, _ = _phi(q, q_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_Q)
         phi_q = lowered(phi_q, PRECISION)
@@ -194,8 +182,7 @@ def keys_walk(
         d_phi = product(_up_to_itself(d_scores, True), phi_q, d_phi, PRECISION)
         phi_k, inverse = _phi(k, k_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_K)
         dz = tl.where(real[:, None], pull_back(phi_k, inverse, d_phi, 1.0, MAP_K), 0.0)
-        exists = columns_of(existing(start, last, BLOCK), P, WIDTH_P)
-        store_rows(dk, dz, start, dk_strides[1], exists)
+        store_rows(dk, dz, start, dk_strides[1], last, 0, P, WIDTH_P)
         scores = product(phi_k, tl.trans(phi_q), tl.zeros([BLOCK, BLOCK], tl.float32), PRECISION)
         dv = product(phi_k, suffix, tl.zeros([BLOCK, WIDTH_V], tl.float32), PRECISION)
         dv = product(_up_to_itself(scores, True), dy, dv, PRECISION)
@@ -203,8 +190,7 @@ def keys_walk(
         if value_map is not None:
             sum_map = product(tl.trans(rows), dv, sum_map, PRECISION)
             dv = product(dv, tl.trans(matrix), tl.zeros([BLOCK, WIDTH_S], tl.float32), PRECISION)
-        exists = columns_of(existing(start, last, BLOCK), S, WIDTH_S)
-        store_rows(d_values, dv, start, d_value_strides[1], exists)
+        store_rows(d_values, dv, start, d_value_strides[1], last, 0, S, WIDTH_S)
     if value_map is not None:
         store_matrix(d_map, program, sum_map, S, V)
     if first == 0:
