@@ -34,6 +34,7 @@ HALF, FULL = torch.bfloat16, torch.float32
 SWEEPS = [(64, HALF), (128, HALF), (64, FULL)]
 CHECKS = [  # B, N, H, P
     ((2, 1000, 3, 64), HALF),
+    ((2, 1024, 3, 64), HALF),
     ((2, 1000, 3, 64), torch.float16),
     ((2, 1000, 3, 64), FULL),
     ((1, 777, 2, 128), HALF),

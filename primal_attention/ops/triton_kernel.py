@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 _MOST = 4096  # kinds of arguments that are remembered
 
@@ -56,6 +57,10 @@ class Kernel:
 def _kinds(arguments: tuple[Any, ...]) -> list[Any]:
     """What decides for which compiled form they are: of tensors dtypes and alignment, else all."""
     return [
-        (each.dtype, each.data_ptr() % 16 == 0) if isinstance(each, Tensor) else each
+        (each.dtype, each.data_ptr() % 16 == 0)
+        if isinstance(each, Tensor)
+        else (each.base.dtype, *each.block_shape)
+        if isinstance(each, TensorDescriptor)
+        else each
         for each in arguments
     ]

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
+from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 # The dtype of the products.
 DOTS = {
@@ -119,6 +122,40 @@ def _adjacent(tensor: Tensor) -> bool:
     """Whether the columns are, with rows so near that a block of them has short offsets."""
     near = tensor.stride(1) * _ROWS < 1 << 31
     return near and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
+
+
+class Descriptor(TensorDescriptor):  # type: ignore[misc]
+    """What a GPU is told of a tensor to load blocks of it by itself.
+
+    Triton would check it for as long as it takes to make four of them; `described` has.
+    """
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def described(z: Tensor, block: int) -> Tensor | Descriptor:
+    """The tensor [B, N, H, C], as a descriptor of blocks of one head's tokens where it can be.
+
+    They are loaded without addresses in registers, but whole: all tokens have to be real. For the
+    descriptor it is [B, N, H C], so that the heads of a token have to lie beside each other.
+    """
+    B, N, H, C = z.shape
+    of_batch, of_tokens, of_heads, _ = z.stride()
+    columns = (H - 1) * of_heads + C
+    aligned = (z.data_ptr() | (of_batch | of_tokens | of_heads) * z.element_size()) % 16 == 0
+    if not aligned or columns > of_tokens or not loads_blocks(z.device):
+        return z
+    return Descriptor(z, [B, N, columns], [of_batch, of_tokens, 1], [1, block, C])
+
+
+@cache
+def loads_blocks(device: torch.device) -> bool:
+    """Whether the current device, which this is, does so by descriptors: Hopper GPUs and later."""
+    if knobs.runtime.interpret:
+        return True
+    target = driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)
 
 
 constant = cache(tl.constexpr)  # one object for each number, which is soon found to be the same

@@ -31,8 +31,14 @@ def share_of_tokens(N, H, splits, tokens):
 
 @triton.jit
 def sequence_of(tensor, strides, b, h):
-    """Pointer to the first token of sequence b and head h of a tensor [B, N, H, C]."""
-    return tensor + b * strides[0] + h * strides[2]
+    """Sequence b and head h of a tensor [B, N, H, C]: a pointer to its first token.
+
+    Of a descriptor [B, N, H C], where it is to load instead: itself, the sequence and the column.
+    """
+    if isinstance(tensor, tl.tensor):
+        return tensor + b * strides[0] + h * strides[2]
+    else:
+        return tensor, b.to(tl.int32), (h * strides[2]).to(tl.int32)
 
 
 @triton.jit
@@ -69,9 +75,17 @@ def _row_places(
 
 @triton.jit
 def load_rows(tensor, start, stride, real, column, C: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Columns of the n tokens from start on; zero, and never read, where they are not real."""
-    places, exists = _row_places(tensor, start, stride, real, column, C, BLOCK_C)
-    return tl.load(places, mask=exists, other=0.0)
+    """Columns of the n tokens from start on; zero, and never read, where they are not real.
+
+    By a descriptor where the tensor is one, of whose blocks all tokens are real.
+    """
+    if isinstance(tensor, tl.tensor):
+        places, exists = _row_places(tensor, start, stride, real, column, C, BLOCK_C)
+        return tl.load(places, mask=exists, other=0.0)
+    else:
+        descriptor, b, head = tensor
+        rows = descriptor.load([b, start, head + column])
+        return tl.reshape(rows, [real.shape[0], BLOCK_C])
 
 
 @triton.jit

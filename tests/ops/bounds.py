@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 from torch import Tensor
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 class OutOfBoundsError(Exception):
@@ -52,6 +53,8 @@ def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
     for each in arguments:
         if isinstance(each, tuple):
             yield from _tensors(each)
+        elif isinstance(each, TensorDescriptor):
+            yield each.base
         elif isinstance(each, Tensor) and each.numel():
             yield each
 

@@ -78,6 +78,7 @@ class Build(NamedTuple):
     registers: int
     stack: int  # bytes that did not fit the registers
     astray: int  # products that read anywhere
+    described: int  # loads by descriptors
     shared: int  # bytes of shared memory
 
 

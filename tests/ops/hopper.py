@@ -21,8 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-# Name, registers, bytes of stack, products that read anywhere, bytes of shared memory.
-Usage = tuple[str, int, int, int, int]
+# Name, registers, bytes of stack, products that read anywhere, loads by descriptors, bytes of
+# shared memory.
+Usage = tuple[str, int, int, int, int, int]
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
@@ -59,11 +60,12 @@ def compiled(launch: Callable[[], Any]) -> list[Usage]:
 
 
 @cache
-def _usage(cubin: bytes, has_products: bool) -> tuple[int, int, int]:
+def _usage(cubin: bytes, has_products: bool) -> tuple[int, int, int, int]:
     text = _dumped(cubin, "cuobjdump", "--dump-resource-usage")
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
-    astray = products_astray(_dumped(cubin, "nvdisasm", "-c")) if has_products else 0
-    return int(registers), int(stack), astray
+    code = _dumped(cubin, "nvdisasm", "-c") if has_products else ""
+    astray = products_astray(code) if has_products else 0
+    return int(registers), int(stack), astray, code.count("UTMALDG")
 
 
 def _dumped(cubin: bytes, tool: str, option: str) -> str:

@@ -17,7 +17,9 @@ _REGISTER = re.compile(r"\b(U?R)(\d+)\b")
 _ARGUMENT = re.compile(r"c\[0x0\]\[0x(2[1-9a-f]|[3-9a-f].|\w{3,}.)\w\]")  # from 0x210 on
 _PREDICATE = re.compile(r"!?U?P[T\d]")
 _LOADS = {"LDG", "LDS", "LDSM", "LDL", "S2R", "S2UR", "SHFL"}  # of what is no argument
-_WRITES_NOTHING = {"STG", "STS", "STSM", "STL", "LDGSTS", "BAR", "ISETP", "UISETP", "HGMMA"}
+_WRITES_NOTHING = {"STG", "STS", "STSM", "STL", "LDGSTS", "BAR", "ISETP", "UISETP", "HGMMA"} | {
+    "UTMALDG", "UTMASTG", "UTMACMDFLUSH", "SYNCS",
+}  # fmt: skip
 _JUMPS = {"BRA", "BRX", "EXIT"}
 
 Registers = frozenset[tuple[str, int]]

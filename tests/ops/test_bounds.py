@@ -7,6 +7,7 @@ from .fused import INTERPRETED, triton
 
 tl = pytest.importorskip("triton.language")
 interpreter = pytest.importorskip("triton.runtime.interpreter")
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402 - needs triton
 
 pytestmark = [
     pytest.mark.skipif(not INTERPRETED, reason="checks the interpreter"),
@@ -24,6 +25,12 @@ def copy(source, target, shift_read, shift_write, number, BLOCK: tl.constexpr):
 @triton.jit
 def copy_one(tensors, shift):
     tl.store(tensors[1], tl.load(tensors[0] + shift))
+
+
+@triton.jit
+def copy_block(source, target, row):
+    n = tl.arange(0, 16)
+    tl.store(target + n, tl.reshape(source.load([row, 0]), [16]))
 
 
 def copied(read=0, write=0, number=5, dtype=torch.float32):
@@ -67,3 +74,11 @@ def test_a_view_with_gaps():
     assert target.tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(interpreter.InterpreterError, match="reads 1 elements outside"):
         copy[(1,)](source, target, 1, 0, 5, 8)
+
+
+def test_a_descriptor():
+    source, target = torch.arange(48.0).reshape(3, 16), torch.zeros(16)
+    copy_block[(1,)](TensorDescriptor(source, [3, 16], [16, 1], [1, 16]), target, 2)
+    assert target.tolist() == source[2].tolist()
+    with pytest.raises(interpreter.InterpreterError, match="reads 16 elements outside"):
+        copy_block[(1,)](TensorDescriptor(source, [4, 16], [16, 1], [1, 16]), target, 3)

@@ -47,3 +47,14 @@ def test_rows_in_registers_need_no_descriptor():
         "R56, gdesc", "R56, R24, gdesc"
     )
     assert products_astray(code) == 0
+
+
+def test_what_descriptors_of_tensors_load_is_no_operand():
+    loads = [
+        "UTMALDG.3D [UR8], [UR12], desc[UR14]",
+        "SYNCS.ARRIVE.TRANS64 RZ, [UR47], R3",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR8+0x10], R3",
+    ]
+    lines = "".join(f"        /*0064*/                   {load} ;\n" for load in loads)
+    line = "        /*0070*/"
+    assert products_astray(RIGHT.replace(line, lines + line)) == 0

@@ -1,11 +1,15 @@
 """Launches of the same kinds of arguments take the same compiled form, and no others do."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 triton = pytest.importorskip("triton")
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402 - needs triton
+
 from primal_attention.ops import triton_kernel as kernel  # noqa: E402 - needs triton
 
 
@@ -54,6 +58,10 @@ def device(monkeypatch):
 
 def rows(dtype=torch.float32, *, offset=0):
     return torch.empty(64, dtype=dtype)[offset:]
+
+
+def descriptor(dtype=torch.float32, *, tokens=4, block=2):
+    return TensorDescriptor(rows(dtype), [tokens, 16], [16, 1], [block, 16])
 
 
 ARGUMENTS = (None, (8, 1), 17, 16, 32)
@@ -108,6 +116,31 @@ def test_another_kind_is_compiled_apart(other):
     launched[(1,)](**given)
     launched[(1,)](**(given | other))
     assert len(function.calls) == 2
+
+
+@pytest.mark.usefixtures("device")
+def test_descriptors_of_the_same_blocks_are_of_one_kind():
+    function = Function()
+    launched = kernel.Kernel(function)
+    for tokens in (4, 3):
+        launched[(1,)](descriptor(tokens=tokens), *ARGUMENTS)
+    assert len(function.calls) == 1
+    for other in (descriptor(block=4), descriptor(torch.bfloat16), rows()):
+        launched[(1,)](other, *ARGUMENTS)
+    assert len(function.calls) == 4
+
+
+@pytest.mark.usefixtures("device")
+def test_no_memory_is_kept():
+    function = Function()
+    launched = kernel.Kernel(function)
+    x, y = rows(), descriptor()
+    tensors = [weakref.ref(x), weakref.ref(y.base)]
+    launched[(1,)](x, y, *ARGUMENTS[1:])
+    function.calls.clear()
+    del x, y
+    gc.collect()
+    assert [each() for each in tensors] == [None, None]
 
 
 def test_each_device_has_its_own(device):

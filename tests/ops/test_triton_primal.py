@@ -1,4 +1,5 @@
 from itertools import product
+from threading import Thread
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ from .fused import (
 fused = pytest.importorskip("primal_attention.ops.primal.triton", exc_type=ImportError)
 from primal_attention.ops.triton_launch import (  # noqa: E402 - needs triton
     Config,
+    Descriptor,
+    described,
+    loads_blocks,
     spread_shares,
 )
 
@@ -212,6 +216,40 @@ def test_views_are_read_where_they_lie(device):
     check(case)
 
 
+def among_others(x, *places):
+    """The tensor as a part of a larger one, all else in which is not a number."""
+    sizes = [size + before + after for size, (before, after) in zip(x.shape, places, strict=True)]
+    part = x.new_full(sizes, float("nan"))
+    for axis, (before, _) in enumerate(places):
+        part = part.narrow(axis, before, x.shape[axis])
+    return part.copy_(x)
+
+
+LAYOUTS = {  # and whether descriptors can say so
+    "plain": (lambda x: x.clone(), True),
+    "heads among others": (lambda x: among_others(x, (0, 0), (0, 0), (1, 4), (0, 0)), True),
+    "tokens among others": (lambda x: among_others(x, (1, 1), (3, 8), (0, 0), (0, 0)), True),
+    "columns among others": (lambda x: among_others(x, (0, 0), (0, 0), (0, 0), (8, 0)), True),
+    "rows off by a few bytes": (lambda x: among_others(x, (0, 0), (0, 0), (0, 0), (4, 4)), False),
+    "heads of odd length": (lambda x: among_others(x, (0, 0), (0, 0), (0, 0), (0, 3)), False),
+    "heads apart": (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), False),
+    "the same tokens": (lambda x: x[:, :1].expand(x.shape), False),
+}
+
+
+@pytest.mark.parametrize("without", [(), ("k", "a_r", "d_gram_k")], ids=["both", "queries"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whole_blocks_wherever_they_lie(device, layout, without):
+    moved, can = LAYOUTS[layout]
+    case = Case(device, torch.bfloat16, length=128, width=64, columns=64, without=without)
+    case.grams = (True, not without)
+    for group, name in ((case.tensors, "q"), (case.tensors, "k"), (case.cotangents, "d_out")):
+        group[name] = None if group[name] is None else moved(group[name])
+    rows = described(case.tensors["q"], 64)
+    assert isinstance(rows, Descriptor) == (can and loads_blocks(case.tensors["q"].device))
+    check(case, torch.bfloat16)
+
+
 @pytest.mark.parametrize("width", [P, 70])
 def test_columns_that_are_not_adjacent(device, width):
     case = Case(device, width=width, mask=MASKS["holes"])
@@ -304,6 +342,8 @@ def test_they_fit_a_hopper_gpu():
     spilled = {"primal:64:float32:1": 64, "primal:256:bfloat16:1": 8}
     for build in built_for_hopper("hopper_primal.py", *cases):
         assert_fits(build, spilled=spilled.get(build.case, 0))
+        whole = build.case == cases[0] and build.name == "forward_blocks"
+        assert (build.described > 0) == whole, build
 
 
 @pytest.mark.parametrize("device", DEVICES[1:])  # it takes gigabytes, and hours interpreted
@@ -319,6 +359,35 @@ def test_tensors_beyond_two_to_the_31_elements(device):
     assert error(out[:, last], short.double()) < 1e-2
     assert error(gram, short_gram.double()) < 1e-2
     assert not out[:, :-50].any()
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_a_graph_reads_whole_blocks_anew(device):
+    case = Case(device, torch.bfloat16, length=128, width=64, columns=64)
+
+    def run():
+        return *fused.forward(*case.forward()), *fused.backward(*case.backward())
+
+    run()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    for name in ("q", "k"):
+        case.tensors[name].mul_(-3)
+    graph.replay()
+    assert_bits(results, run())
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_whole_blocks_in_a_thread_new_to_the_gpu(device, monkeypatch):
+    monkeypatch.undo()  # to fill memory would be something else to do there first
+    case = Case(device, torch.bfloat16, length=128, width=64, columns=64)
+    for pass_, arguments in ((fused.forward, case.forward()), (fused.backward, case.backward())):
+        wanted, results = pass_(*arguments), []
+        thread = Thread(target=lambda: results.extend(pass_(*arguments)))  # noqa: B023 - runs here
+        thread.start()
+        thread.join()
+        assert_bits(results, wanted)
 
 
 @pytest.mark.parametrize("device", DEVICES[1:])  # the op has no fused form on a CPU

@@ -18,10 +18,12 @@ from primal_attention.ops.primal.triton_blocks import backward_blocks, forward_b
 from primal_attention.ops.triton_launch import (
     DOTS,
     Config,
+    Descriptor,
     Shares,
     batch_stride,
     contiguous,
     count_strides,
+    described,
     readable,
     shares_of,
     spread_shares,
@@ -100,6 +102,13 @@ def _columns(a_e: Tensor | None, a_r: Tensor | None) -> int:
     return max(0 if a is None else a.shape[-1] for a in (a_e, a_r))
 
 
+def _blocks(z: Tensor | None, config: Config, real: bool) -> Tensor | Descriptor | None:
+    """The tokens z as they are loaded: by a descriptor where all are real and nothing is padded."""
+    if z is None or not real or z.dtype != torch.bfloat16 or z.shape[-1] != padded(z.shape[-1]):
+        return z
+    return described(z, config.block)
+
+
 def forward(
     q: Tensor,
     k: Tensor | None,
@@ -126,12 +135,14 @@ def forward(
     shares, tile = spread_shares(q, config), min(config.tile, padded(max(P, C)))
     # Of the elu map, which no condition holds back then, the compiler would load nothing ahead.
     whole = shares.whole and "elu" not in (map_q, map_k)
+    real = whole and token_mask is None and tile == padded(P)
     with (
         summed(q, shares, g_q if gram_q else None, g_k if gram_k else None) as grams,
         device_of(q),
     ):
         forward_blocks[(shares.programs, -(-max(P, C) // tile))](
-            z_q, z_k, a_e, a_r, bias, mask_bytes(token_mask), written, *grams,
+            _blocks(z_q, config, real), _blocks(z_k, config, real), a_e, a_r, bias,
+            mask_bytes(token_mask), written, *grams,
             strides(z_q), strides(z_k), strides(written), batch_stride(a_e), batch_stride(a_r),
             N, H, shares.splits, shares.tokens, P, C, map_q, map_k, DOTS[q.dtype],
             config.block, padded(P), tile, whole, **config.launch,
