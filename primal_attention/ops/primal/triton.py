@@ -228,7 +228,7 @@ def _fused_backward(
     a_e, a_r, d_gram_q, d_gram_k = contiguous(a_e, a_r, d_gram_q, d_gram_k)
     (_, N, H, P), C = q.shape, _columns(a_e, a_r)
     shares = shares_of(q, config) if sums is None else gradient_shares(q, a_e, a_r)
-    sides = 1 if k is None else 2
+    sides, real = 1 if k is None else 2, shares.whole and token_mask is None
     with (
         summed(q, shares, da_e, da_r, d_bias) as small,
         writable(dq) as dq_rows,
@@ -236,7 +236,8 @@ def _fused_backward(
         device_of(q),
     ):
         backward_blocks[(sides * shares.programs,)](
-            z_q, z_k, a_e, a_r, mask_bytes(token_mask), counts, d_rows, d_gram_q, d_gram_k,
+            _blocks(z_q, config, real), _blocks(z_k, config, real), a_e, a_r,
+            mask_bytes(token_mask), counts, _blocks(d_rows, config, real), d_gram_q, d_gram_k,
             dq_rows, dk_rows, *small, sums,
             strides(z_q), strides(z_k), strides(d_rows), strides(dq_rows), strides(dk_rows),
             count_strides(counts), batch_stride(a_e), batch_stride(a_r),
