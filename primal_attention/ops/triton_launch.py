@@ -1,7 +1,8 @@
 """How the fused ops are launched: shares of the tokens, and tensors they can read and write.
 
-A program takes one share of the tokens of one sequence and head. What it sums along them is written
-apart for each program and added up afterwards, so that the same inputs give the same bits.
+A program takes one share of the tokens of one sequence and head, or several whole sequences. What
+it sums along them is written apart for each program and added up afterwards, so that the same
+inputs give the same bits.
 
 Letters: B batch, N tokens, H heads, C columns of a token.
 """
@@ -65,12 +66,13 @@ def warps_of(programs: int) -> int:
 
 
 class Shares(NamedTuple):
-    """The division of each sequence."""
+    """The division of each sequence, or several whole sequences for each program."""
 
     programs: int  # all together
     splits: int  # of a sequence
     tokens: int  # of a share, at most
     whole: bool  # whether all of its blocks are
+    sequences: int = 1  # of a program, at most
 
 
 def spread_shares(z: Tensor, config: Config) -> Shares:
@@ -89,6 +91,15 @@ def shares_of(z: Tensor, config: Config) -> Shares:
     return spread._replace(programs=B * H * splits, splits=splits)
 
 
+def in_runs(z: Tensor, shares: Shares, config: Config) -> Shares:
+    """Whole sequences z, several for each program, so that fewer sums over all are written."""
+    if shares.splits > 1:
+        return shares
+    B, _, H, _ = z.shape
+    sequences = _sequences(B, H, shares.tokens // config.block, config.programs)
+    return shares._replace(programs=-(-B // sequences) * H, sequences=sequences)
+
+
 @cache
 def _splits(sequences: int, blocks: int, programs: int, least: int) -> int:
     """Shares of each sequence that take the least time.
@@ -99,6 +110,18 @@ def _splits(sequences: int, blocks: int, programs: int, least: int) -> int:
     return min(
         range(1, max(1, blocks // least) + 1),
         key=lambda splits: -(-sequences * splits // programs) * (blocks / splits + _SUMS),
+    )
+
+
+@cache
+def _sequences(B: int, H: int, blocks: int, programs: int) -> int:
+    """Whole sequences of a program that take the least time, in the same way.
+
+    No more of them than it takes for all programs to run at once.
+    """
+    return min(
+        range(1, -(-B // max(1, programs // H)) + 1),
+        key=lambda each: -(-(-(-B // each) * H) // programs) * (each * blocks + _SUMS),
     )
 
 

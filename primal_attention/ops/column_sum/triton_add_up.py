@@ -49,7 +49,7 @@ def summed(z: Tensor, shares: Shares, *totals: Tensor | None) -> Iterator[list[T
     contiguous = [
         total if total is None or total.is_contiguous() else empty_rows(total) for total in totals
     ]
-    parts = [_parts(total, z.shape[0], shares) for total in contiguous]
+    parts = [_parts(total, z, shares) for total in contiguous]
     pairs = list(zip(parts, contiguous, strict=True))
     yield [total if part is None else part for part, total in pairs]
     add_up(*pairs)
@@ -58,11 +58,12 @@ def summed(z: Tensor, shares: Shares, *totals: Tensor | None) -> Iterator[list[T
             total.copy_(written)
 
 
-def _parts(total: Tensor | None, B: int, shares: Shares) -> Tensor | None:
+def _parts(total: Tensor | None, z: Tensor, shares: Shares) -> Tensor | None:
     """Memory for the parts, [number, ...]; None where the total is the only one."""
     if total is None:
         return None
-    number = {4: shares.splits, 3: B * shares.splits, 1: shares.programs}[total.ndim]
+    B, _, H, _ = z.shape
+    number = {4: shares.splits, 3: shares.programs // H, 1: shares.programs}[total.ndim]
     if number == 1:
         return None
     if total.ndim == 4:  # the parts of a sequence are neighbours
