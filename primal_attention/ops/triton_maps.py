@@ -15,7 +15,7 @@ import triton.language as tl
 # float32.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 # Arguments whose values make no difference to the code, so that no length is compiled for.
-LENGTHS = ["N", "H", "splits", "tokens"]
+LENGTHS = ["N", "H", "splits", "tokens", "B", "sequences"]
 _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
 EXACT = tl.constexpr("bf16x6")  # six products of bfloat16 parts hold the digits of float32
 

@@ -24,6 +24,7 @@ from primal_attention.ops.triton_launch import (
     contiguous,
     count_strides,
     described,
+    in_runs,
     readable,
     shares_of,
     spread_shares,
@@ -65,6 +66,8 @@ BACKWARD = {
         32: Config(block=32, tile=32, num_warps=4, num_stages=2),
     },
 }
+# By the width, with which a multiprocessor has room for as many that take several sequences.
+RUN_REGISTERS = {64: {"maxnreg": 168}}
 
 
 class ByCounts(NamedTuple):
@@ -226,9 +229,15 @@ def _fused_backward(
     dq, dk, da_e, da_r, d_bias = grads if d_out is not None else [*grads[:2], None, None, None]
     z_q, z_k, d_rows = (None if x is None else readable(x) for x in (q, k, d_out))
     a_e, a_r, d_gram_q, d_gram_k = contiguous(a_e, a_r, d_gram_q, d_gram_k)
-    (_, N, H, P), C = q.shape, _columns(a_e, a_r)
+    (B, N, H, P), C = q.shape, _columns(a_e, a_r)
+    sides, options = 1 if k is None else 2, config.launch
     shares = shares_of(q, config) if sums is None else gradient_shares(q, a_e, a_r)
-    sides, real = 1 if k is None else 2, shares.whole and token_mask is None
+    sums_run_on = (da_e is not None or da_r is not None) and not any(map(batch_stride, (a_e, a_r)))
+    if sums is None and sums_run_on:
+        shares = in_runs(q, shares, config._replace(programs=2 * config.programs // sides))
+    if shares.sequences > 1:
+        options |= RUN_REGISTERS.get(_width(q, a_e, a_r), {})
+    real = shares.whole and token_mask is None
     with (
         summed(q, shares, da_e, da_r, d_bias) as small,
         writable(dq) as dq_rows,
@@ -242,8 +251,9 @@ def _fused_backward(
             strides(z_q), strides(z_k), strides(d_rows), strides(dq_rows), strides(dk_rows),
             count_strides(counts), batch_stride(a_e), batch_stride(a_r),
             N, H, shares.splits, shares.tokens,
+            B, shares.sequences if shares.sequences > 1 else None,
             P, C, map_q, map_k, DOTS[q.dtype], config.block, padded(P), padded(C),
-            by_counts is not None, shares.whole, **config.launch,
+            by_counts is not None, shares.whole, **options,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The fused passes of Primal-Attention over the blocks of one sequence and head.
+"""The fused passes of Primal-Attention over the blocks of one sequence and head, or of several.
 
 The sums that grow along the tokens are written for each program apart and added up afterwards, in
 the same order every time.
@@ -140,7 +140,7 @@ def backward_blocks(
     q, k, a_e, a_r, mask, counts, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias, sums,
     q_strides, k_strides, d_out_strides, dq_strides, dk_strides, count_strides,
     a_e_stride, a_r_stride,
-    N, H, splits, tokens,
+    N, H, splits, tokens, B, sequences,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, DIVIDED: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -150,6 +150,7 @@ def backward_blocks(
     Of the queries or the keys: neighbouring programs have the two sides of the same tokens, so that
     the second finds d_out in the cache. Where that is said, dz is divided by the number of real
     tokens up to each. The sum of dz over the share goes to a row of sums, where there are any.
+    Where A is shared by the sequences, a program may take several whole ones, and sums over all.
     """
     sides: tl.constexpr = 1 if k is None else 2
     program = tl.program_id(0) // sides
@@ -157,14 +158,14 @@ def backward_blocks(
         _side_backward(
             q, a_e, mask, counts, d_out, d_gram_q, dq, da_e, d_bias, sums,
             q_strides, d_out_strides, dq_strides, count_strides, a_e_stride,
-            program, 0, N, H, splits, tokens,
+            program, 0, N, H, splits, tokens, B, sequences,
             P, C, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_C, DIVIDED, WHOLE,
         )  # fmt: skip
     elif k is not None:
         _side_backward(
             k, a_r, mask, counts, d_out, d_gram_k, dk, da_r, None, sums,
             k_strides, d_out_strides, dk_strides, count_strides, a_r_stride,
-            program, H, N, H, splits, tokens,
+            program, H, N, H, splits, tokens, B, sequences,
             P, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_C, DIVIDED, WHOLE,
         )  # fmt: skip
 
@@ -173,27 +174,58 @@ def backward_blocks(
 def _side_backward(
     z, a, mask, counts, d_out, d_gram, dz, da, d_bias, sums,
     z_strides, d_out_strides, dz_strides, count_strides, a_stride,
-    program, row, N, H, splits, tokens,
+    program, row, N, H, splits, tokens, B, sequences,
     P: tl.constexpr, C: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DIVIDED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The heads of one side stand in the rows of sums from the given one on."""
     b, h, first, last = share_of_tokens(program, N, H, splits, tokens)
-    end = None if WHOLE else last
-    z, dz = sequence_of(z, z_strides, b, h), sequence_of(dz, dz_strides, b, h)
-    d_out = sequence_of(d_out, d_out_strides, b, h) if d_out is not None else None
     proj, scale = _projection(a, b * a_stride + h * (P * C), 0, P, C, BLOCK_P, BLOCK_C, DOT)
-    both, scale_both = _both_ways(d_gram, (b * H + h) * (P * P), P, BLOCK_P, DOT)
     sum_a = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
     sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
     sum_z = tl.zeros([BLOCK_N // 2, BLOCK_P], tl.float32)
+    number = 1  # of which the loop vanishes
+    if sequences is not None:
+        b, first, last = b * sequences, 0, N
+        number = tl.minimum(sequences, B - program // H * sequences)
+    # What a sequence begins with is found anew for each: there are no registers to keep it in.
+    for each in tl.range(number, disable_licm=True):
+        sum_a, sum_bias, sum_z = _share_backward(
+            z, mask, counts, d_out, d_gram, dz, proj, scale, sum_a, sum_bias, sum_z,
+            z_strides, d_out_strides, dz_strides, count_strides, b + each, h, first, last, N, H,
+            da is not None, d_bias is not None, sums is not None,
+            P, C, FEATURE_MAP, DOT, BLOCK_N, BLOCK_P, BLOCK_C, DIVIDED, WHOLE,
+        )  # fmt: skip
+    if da is not None:
+        store_matrix(da + program.to(tl.int64) * (P * C), tl.trans(sum_a), 0, P, C)
+    if d_bias is not None:
+        store_matrix(d_bias + program.to(tl.int64) * C, tl.sum(sum_bias, 0)[None, :], 0, 1, C)
+    if sums is not None:
+        place = sums + (program // H * (2 * H) + row + h) * P
+        store_matrix(place, tl.sum(sum_z, 0)[None, :], 0, 1, P)
+
+
+@triton.jit
+def _share_backward(
+    z, mask, counts, d_out, d_gram, dz, proj, scale, sum_a, sum_bias, sum_z,
+    z_strides, d_out_strides, dz_strides, count_strides, b, h, first, last, N, H,
+    HAS_A: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SUMS: tl.constexpr,
+    P: tl.constexpr, C: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DIVIDED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Dz of the tokens from first to last of one sequence, and the sums grown by them."""
+    end = None if WHOLE else last
+    z, dz = sequence_of(z, z_strides, b, h), sequence_of(dz, dz_strides, b, h)
+    d_out = sequence_of(d_out, d_out_strides, b, h) if d_out is not None else None
+    both, scale_both = _both_ways(d_gram, (b * H + h) * (P * P), P, BLOCK_P, DOT)
     for start in range(first, last, BLOCK_N):
         real = real_tokens(mask, b, N, start, end, BLOCK_N)
         d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
         if d_out is not None:
             d_rows = load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
-        if d_bias is not None:
+        if HAS_BIAS:
             groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
             sum_bias += tl.sum(groups, 0)
         share = tl.full([BLOCK_N], 1.0, tl.float32)
@@ -202,18 +234,12 @@ def _side_backward(
         rows = load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
         d_rows, sum_a = _block_backward(
             rows, real, share, d_rows, proj, scale, both, scale_both, sum_a,
-            da is not None, d_gram is not None, FEATURE_MAP, DOT,
+            HAS_A, d_gram is not None, FEATURE_MAP, DOT,
         )  # fmt: skip
         store_rows(dz, d_rows, start, dz_strides[1], end, 0, P, BLOCK_P)
-        if sums is not None:
+        if HAS_SUMS:
             sum_z += by_eight(d_rows)
-    if da is not None:
-        store_matrix(da + program.to(tl.int64) * (P * C), tl.trans(sum_a), 0, P, C)
-    if d_bias is not None:
-        store_matrix(d_bias + program.to(tl.int64) * C, tl.sum(sum_bias, 0)[None, :], 0, 1, C)
-    if sums is not None:
-        place = sums + (program // H * (2 * H) + row + h) * P
-        store_matrix(place, tl.sum(sum_z, 0)[None, :], 0, 1, P)
+    return sum_a, sum_bias, sum_z
 
 
 @triton.jit
