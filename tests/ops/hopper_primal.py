@@ -28,6 +28,25 @@ def primal(width: int, dtype: torch.dtype, mask: torch.Tensor | None) -> Callabl
     return launch
 
 
+def runs(width: int, dtype: torch.dtype, mask: torch.Tensor | None) -> Callable[[], Any]:
+    """The backward pass of many sequences, in whole blocks and not."""
+    from primal_attention.ops.primal import triton as fused
+
+    B, H = 512, 2
+    matrices = torch.zeros(H, width, width), torch.zeros(B, H, width, width)
+
+    def launch() -> None:
+        for length in (128, 127):
+            z = torch.zeros(B, length, H, width, dtype=dtype)
+            real = None if mask is None else mask[:, :length].expand(B, length)
+            a, gram = matrices
+            for d_gram in (gram, None):
+                inputs = z, z, a, a, torch.zeros(width), real, "cosine", "cosine"
+                fused.backward(*inputs, z, d_gram, d_gram)
+
+    return launch
+
+
 def moment(width: int, dtype: torch.dtype, mask: torch.Tensor | None) -> Callable[[], Any]:
     from primal_attention.ops.moment import triton as fused
 
@@ -41,7 +60,7 @@ def moment(width: int, dtype: torch.dtype, mask: torch.Tensor | None) -> Callabl
     return launch
 
 
-OPS = {"primal": primal, "moment": moment}
+OPS = {"primal": primal, "runs": runs, "moment": moment}
 
 if __name__ == "__main__":
     for case in sys.argv[1:]:
