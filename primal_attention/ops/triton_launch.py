@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import local
 from typing import Any, NamedTuple
 
 import torch
@@ -147,6 +148,9 @@ def _adjacent(tensor: Tensor) -> bool:
     return near and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
 
+_THREAD = local()  # in a new one a descriptor cannot be made before something has asked the GPU
+
+
 class Descriptor(TensorDescriptor):  # type: ignore[misc]
     """What a GPU is told of a tensor to load blocks of it by itself.
 
@@ -169,6 +173,9 @@ def described(z: Tensor, block: int) -> Tensor | Descriptor:
     aligned = (z.data_ptr() | (of_batch | of_tokens | of_heads) * z.element_size()) % 16 == 0
     if not aligned or columns > of_tokens or not loads_blocks(z.device):
         return z
+    if z.is_cuda and not hasattr(_THREAD, "knows_the_gpu"):
+        torch.cuda.Event().record()  # type: ignore[no-untyped-call]
+        _THREAD.knows_the_gpu = True
     return Descriptor(z, [B, N, columns], [of_batch, of_tokens, 1], [1, block, C])
 
 
