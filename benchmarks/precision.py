@@ -4,7 +4,8 @@
 
 Each layer is built once and moved to the precision; the same input, mask and output gradient go
 through it. The error is |a - b| / |b| over all real tokens (outputs, input gradients) and over all
-parameters (parameter gradients).
+parameters (parameter gradients). The file is written anew after each row, and rows of it that have
+not been measured again stay.
 """
 
 from __future__ import annotations
@@ -49,6 +50,23 @@ def builds() -> list[tuple[str, bool, dict[str, object]]]:
     return rows
 
 
+def read(path: Path | None) -> dict[tuple[str, ...], list[object]]:
+    """Rows of a file, if there is one, by what was measured."""
+    if path is None or not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    return {tuple(row[:4]): [*row[4:]] for row in rows}
+
+
+def write(path: Path, rows: list[list[object]]) -> None:
+    """In one step, so that a run that is killed leaves what it has."""
+    part = path.with_suffix(".part")
+    with part.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    part.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
@@ -65,7 +83,7 @@ def main() -> None:
     made = [0, name_of_device, torch.__version__.split("+")[0], commit]
     header = ["mechanism", "options", "causal", "dtype", "output", "input_grad", "parameter_grad"]
     header += ["seed", "device", "torch", "commit"]
-    rows = []
+    rows = read(options.out)
     for name, causal, extra in builds():
         torch.manual_seed(0)
         layer = ATTENTIONS[name](D, H, causal=causal, **extra).to(device).eval()
@@ -77,11 +95,11 @@ def main() -> None:
             got = run(copy.deepcopy(layer).to(dtype), x, mask, grad)
             errors = [f"{relative_error(a, b):.2e}" for a, b in zip(got, exact, strict=True)]
             choice = " ".join(f"{key}={value}" for key, value in extra.items())
-            rows.append([name, choice, causal, str(dtype).removeprefix("torch."), *errors, *made])
-            print("  ".join(f"{cell!s:>16}" for cell in rows[-1]), flush=True)
-    if options.out:
-        with options.out.open("w", newline="") as file:
-            csv.writer(file).writerows([header, *rows])
+            case = name, choice, str(causal), str(dtype).removeprefix("torch.")
+            rows[case] = [*errors, *made]
+            print("  ".join(f"{cell!s:>16}" for cell in (*case, *rows[case])), flush=True)
+            if options.out:
+                write(options.out, [header, *([*key, *cells] for key, cells in rows.items())])
 
 
 if __name__ == "__main__":
