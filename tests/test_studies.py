@@ -1,11 +1,13 @@
 """The programs of the studies: what they train, what they measure, what they write."""
 
+import csv
 import importlib
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,6 +17,8 @@ from primal_attention import build_attention
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.tasks import Cases, Sizes
+from primal_attention.tasks.lra.byte_tokens import byte_tokens
+from primal_attention.tasks.lra.cache import PartSizes, Prepared, write_prepared
 from primal_attention.training.building import BUILDERS, build_model
 from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import key_of, read_rows
@@ -231,3 +235,31 @@ def test_a_recipe_can_make_any_mechanism_causal():
             assert [layer.causal for layer in layers] == [expected] * 2
         last = layers[-1]
         assert not isinstance(last, PrimalAttention) or last.weights == "static"
+
+
+def test_counting_tells_reviews_that_share_a_word_from_others(tmp_path, monkeypatch):
+    """Reviews 2 i and 2 i + 1 are of film i, whose name no other review has."""
+    texts = [b"a film of plot%c and cast" % (97 + i // 2) for i in range(24)]
+    rng = np.random.default_rng(0)
+    films = np.arange(36) % 12  # 4 films for each part
+    same = np.arange(36) // 12 % 2 == 0
+    others = np.where(same, films, (films + 1) % 4 + films // 4 * 4)
+    pairs = np.stack([2 * films, 2 * others + 1], 1)
+    order = np.argsort(films // 4, kind="stable")
+    sizes = PartSizes(12, 12, 12)
+    made = Prepared(
+        "retrieval-imdb",
+        sizes,
+        byte_tokens(texts),
+        same[order].astype(np.uint8),
+        rng.permuted(pairs[order], axis=1).astype(np.int32),
+    )
+    write_prepared(tmp_path / "retrieval-imdb.npz", made)
+    module = load(ROOT / "primal_attention/table2_lra/baselines.py")
+    out = tmp_path / "rows.csv"
+    monkeypatch.setattr(sys, "argv", ["", "--data", str(tmp_path), "--out", str(out)])
+    module.main()
+    with out.open() as file:
+        rows = {row["symbols"]: float(row["value"]) for row in csv.DictReader(file)}
+    assert list(rows) == ["bytes", "three bytes", "words"]
+    assert rows["words"] == 100
