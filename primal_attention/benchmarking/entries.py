@@ -18,6 +18,7 @@ from primal_attention.benchmarking.layers import (
     PackedSoftmax,
     Projections,
     Released,
+    ReleasedAlone,
     WithObjective,
     flex,
     sdpa,
@@ -107,6 +108,13 @@ def _op(weights: str) -> Entry:
     return Entry("primal_op", build, weights, alone=True)
 
 
+def _released_op() -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        return ReleasedAlone(x, sizes.heads, sizes.directions)
+
+    return Entry("released_op", build, "sampled", alone=True)
+
+
 def _softmax(*, causal: bool) -> Entry:
     def build(sizes: Sizes, x: Tensor) -> nn.Module:
         return PackedSoftmax(sizes.dim, sizes.heads, sdpa(causal=causal))
@@ -175,6 +183,7 @@ ENTRIES: dict[str, Entry] = {
         _op("static"),
         _released(causal=False),
         _released(causal=True),
+        _released_op(),
         _flex(causal=False),
         _flex(causal=True),
         *_others(),

@@ -15,7 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention import PrimalAttention
-from primal_attention.benchmarking.released import ReleasedArithmetic
+from primal_attention.benchmarking.released import (
+    ReleasedArithmetic,
+    energy,
+    heads_out,
+    scores,
+)
 from primal_attention.objectives import ksvd_loss
 from primal_attention.ops.primal import collapsed_attention
 
@@ -127,10 +132,9 @@ class OpAlone(nn.Module):
 
     def __init__(self, x: Tensor, num_heads: int, *, shared: bool):
         super().__init__()
-        B, N, D = x.shape
+        B, _, D = x.shape
         C = D // num_heads
-        packed = torch.randn(B, N, 2, num_heads, C, device=x.device, dtype=x.dtype)
-        self.q, self.k = (z.requires_grad_() for z in packed.unbind(2))
+        self.q, self.k = _halves(x, num_heads)
         shape = (num_heads, C, C) if shared else (B, num_heads, C, C)
         self.a_e = nn.Parameter(torch.randn(shape) / C**0.5)
         self.a_r = nn.Parameter(torch.randn(shape) / C**0.5)
@@ -139,3 +143,31 @@ class OpAlone(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         """Outputs and both Gram matrices; the input gives the sizes alone."""
         return tuple(collapsed_attention(self.q, self.k, self.a_e, self.a_r, self.bias))
+
+
+class ReleasedAlone(nn.Module):
+    """What the released arithmetic does between its projections, on the same queries and keys."""
+
+    def __init__(self, x: Tensor, num_heads: int, num_directions: int):
+        super().__init__()
+        B, _, D = x.shape
+        C, H, S = D // num_heads, num_heads, num_directions
+        self.q, self.k = _halves(x, H)
+        self.w_e = nn.Parameter(torch.randn(B, H, C, S, dtype=x.dtype) / C**0.5)
+        self.w_r = nn.Parameter(torch.randn(B, H, C, S, dtype=x.dtype) / C**0.5)
+        self.lambda_diag = nn.Parameter(torch.rand(H, S, dtype=x.dtype))
+        self.score_proj = nn.Linear(2 * S, C, dtype=x.dtype)
+
+    def forward(self, x: Tensor) -> Outputs:
+        """Outputs, and what the objective has of both scores."""
+        e, r = scores(self.q.transpose(1, 2), self.k.transpose(1, 2), self.w_e, self.w_r)
+        out = heads_out(e, r, self.score_proj)
+        return out, energy(e, self.lambda_diag), energy(r, self.lambda_diag)
+
+
+def _halves(x: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys [B, N, H, C] as one projection of x would give them."""
+    B, N, D = x.shape
+    packed = torch.randn(B, N, 2, num_heads, D // num_heads, device=x.device, dtype=x.dtype)
+    q, k = (z.requires_grad_() for z in packed.unbind(2))
+    return q, k

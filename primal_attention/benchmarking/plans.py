@@ -17,7 +17,7 @@ _CAUSAL = ("primal-static-causal", "primal-dual-causal")
 _OTHERS = tuple(
     name
     for name, entry in ENTRIES.items()
-    if entry.mechanism not in ("projections", "softmax", "primal", "primal_op", "released")
+    if entry.mechanism not in ("projections", "softmax", "primal", "released") and not entry.alone
 )
 
 
@@ -85,7 +85,10 @@ PRESETS: dict[str, Plan] = {
     "mechanisms": Plan((Stage(_OTHERS, passes=(BOTH, "fwd")),), (1024, 4096, 16384)),
     # Training on a CPU against the released arithmetic.
     "cpu": Plan(
-        (Stage(("projections", "released-sampled", *_PRIMAL, "released-static-causal", *_CAUSAL)),),
+        (
+            Stage(("projections", "released-sampled", *_PRIMAL)),
+            Stage(("released-static-causal", *_CAUSAL, "released_op-sampled", "primal_op-sampled")),
+        ),
         (4096,),
         (4096,),
         dtype=("float32",),

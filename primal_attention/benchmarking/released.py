@@ -13,6 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def scores(q: Tensor, k: Tensor, w_e: Tensor, w_r: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores e and r [B, H, N, S] of queries and keys [B, H, N, C]."""
+    return F.normalize(q, dim=-1) @ w_e, F.normalize(k, dim=-1) @ w_r
+
+
+def heads_out(e: Tensor, r: Tensor, score_proj: nn.Linear) -> Tensor:
+    """What both scores are mapped to, the heads side by side, [B, N, D]."""
+    out: Tensor = score_proj(torch.cat([e, r], dim=-1)).transpose(1, 2).flatten(2)
+    return out
+
+
+def energy(score: Tensor, lambda_diag: Tensor) -> Tensor:
+    """The half mean square of scores times Lambda, [B]."""
+    scaled = score @ torch.diag_embed(lambda_diag)
+    mean: Tensor = scaled.norm(dim=-1).square().mean(2).mean(1)
+    return mean / 2
+
+
 class ReleasedArithmetic(nn.Module):
     """Data-dependent weights from M landmarks, or causal with data-independent ones."""
 
@@ -52,15 +70,12 @@ class ReleasedArithmetic(nn.Module):
             index = torch.linspace(0, N - 1, self.num_landmarks).long().to(x.device)
             sampled = x[:, index].view(B, -1, H, D // H).permute(0, 2, 3, 1)  # [B, H, C, M]
             w_e, w_r = sampled @ w_e, sampled @ w_r
-        phi_q, phi_k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-        e, r = phi_q @ w_e, phi_k @ w_r
-        out = self.score_proj(torch.cat([e, r], dim=-1)).transpose(1, 2).reshape(B, N, D)
-        return self.out_proj(out), e, r
+        e, r = scores(q, k, w_e, w_r)
+        return self.out_proj(heads_out(e, r, self.score_proj)), e, r
 
     def objective(self, e: Tensor, r: Tensor) -> Tensor:
         """J^2 from the scores."""
-        scaled = [score @ torch.diag_embed(self.lambda_diag) for score in (e, r)]
-        terms = [score.norm(dim=-1).square().mean(2).mean(1) / 2 for score in scaled]  # [B]
+        energies = energy(e, self.lambda_diag) + energy(r, self.lambda_diag)
         trace = torch.diagonal(self.w_e.mT @ self.w_r, dim1=-2, dim2=-1).sum(-1).mean()
-        squared: Tensor = (terms[0] + terms[1] - trace).square()
+        squared: Tensor = (energies - trace).square()
         return squared.mean()

@@ -22,6 +22,7 @@ _SOFTMAX = {1024: 2.0, 4096: 5.5, 16384: 17.0, 65536: 65.0}
 _SOFTMAX_DUAL = {1024: 1.5, 4096: 4.0, 16384: 13.0, 65536: 50.0}
 _RELEASED = 6.0
 _RELEASED_ON_CPU = 1.3
+_RELEASED_OP_ON_CPU = 2.0
 _CAUSAL = 1.25
 _MEMORY = {"static": 0.55, "sampled": 0.55, "dual": 0.75}
 _OP = {"fwd": 0.70, "bwd": 0.60}
@@ -156,3 +157,7 @@ def _on_a_cpu(rows: Sequence[Row]) -> Iterator[Verdict]:
         ratio = _ratio(walls.get("released"), walls.get("primal"))
         what = f"on a CPU, released / {weights}{', causal' * causal}"
         yield Verdict(what, 4096, ratio, _RELEASED_ON_CPU, at_most=False)
+        if not causal:
+            ratio = _ratio(walls.get("released_op"), walls.get("primal_op"))
+            what = f"on a CPU, released op / op, {weights}"
+            yield Verdict(what, 4096, ratio, _RELEASED_OP_ON_CPU, at_most=False)

@@ -8,9 +8,10 @@ from torch import nn
 
 from primal_attention.attention import ATTENTIONS
 from primal_attention.benchmarking.entries import ENTRIES, Entry, Sizes, find_entries
-from primal_attention.benchmarking.layers import OpAlone
+from primal_attention.benchmarking.layers import OpAlone, ReleasedAlone
 from primal_attention.benchmarking.measuring import measure, reason
 from primal_attention.benchmarking.timing import HostSynchronisationError, culprit
+from primal_attention.ops.primal import collapsed_attention
 
 CPU = torch.device("cpu")
 SIZES = Sizes(n=11, batch=3, dim=14, heads=2, directions=5, dtype="float32")
@@ -50,8 +51,9 @@ def test_the_registry_has_every_mechanism_in_all_forms():
     for name, kind in ATTENTIONS.items():
         forms = {entry.causal for entry in ENTRIES.values() if entry.mechanism == name}
         assert forms == ({False, True} if kind.mechanism.causal else {False})
-    for name in ("projections", "released", "primal_op", "flex_attention", "fla_linear"):
+    for name in ("projections", "released", "released_op", "primal_op", "fla_linear"):
         assert find_entries([name])
+    assert find_entries(["flex_attention"]) == ["flex_attention", "flex_attention-causal"]
 
 
 def test_what_raises_is_told_with_its_place():
@@ -107,6 +109,20 @@ def test_the_op_reads_halves_of_one_projection():
     op = OpAlone(SIZES.input(CPU), SIZES.heads, shared=True)
     assert op.q.untyped_storage().data_ptr() == op.k.untyped_storage().data_ptr()
     assert op.q.is_leaf and op.q.requires_grad and not op.q.is_contiguous()
+
+
+def test_the_released_op_has_the_outputs_and_energies_of_ours():
+    S = SIZES.directions
+    released = ReleasedAlone(SIZES.input(CPU), SIZES.heads, S)
+    c_e, c_r = released.score_proj.weight.mT.split(S)
+    out, *energies = released(SIZES.input(CPU))
+    a_e, a_r, bias = released.w_e @ c_e, released.w_r @ c_r, released.score_proj.bias
+    ours, *grams = collapsed_attention(released.q, released.k, a_e, a_r, bias)
+    torch.testing.assert_close(ours.flatten(2), out)
+    for gram, w, energy in zip(grams, (released.w_e, released.w_r), energies, strict=True):
+        w = w * released.lambda_diag[:, None]
+        expected = (w * (gram @ w)).sum((2, 3)).mean(1) / (2 * SIZES.n)
+        torch.testing.assert_close(expected, energy)
 
 
 def test_a_mechanism_stands_for_its_forms():
