@@ -9,7 +9,6 @@ Letters: B batch, N tokens, H heads, C head dim, P features, n tokens of a piece
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -47,17 +46,18 @@ def features_of(
     z: Tensor, piece: slice, token_mask: Tensor | None, feature_map: str, scratch: Scratch
 ) -> Features:
     """Features of a piece of z [B, N, H, C], in the accumulation dtype."""
-    z, mask = accumulate(z[:, piece].transpose(1, 2)), mask_of(token_mask, piece)
+    z, mask = z[:, piece].transpose(1, 2), mask_of(token_mask, piece)
     if feature_map != "cosine":
+        z = accumulate(z)
         phi = zeroed(FIXED_MAPS[feature_map].forward(z), mask)
         return Features(_copied(phi, z), feature_map, z.new_empty(0))
-    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    nonzero = norm >= math.sqrt(torch.finfo(z.dtype).tiny)
+    phi = scratch.room("phi", *z.shape).copy_(z)
+    squared = torch.mul(phi, phi, out=scratch.room("product", *z.shape)).sum(-1, keepdim=True)
+    nonzero = squared >= torch.finfo(phi.dtype).tiny
     if mask is not None:
         nonzero &= mask
-    inverse = torch.where(nonzero, norm.reciprocal_(), 0.0)
-    phi = torch.mul(z, inverse, out=scratch.room("phi", *z.shape))
-    return Features(zeroed(phi, mask), feature_map, inverse)
+    inverse = torch.where(nonzero, squared.rsqrt_(), 0.0)
+    return Features(zeroed(phi.mul_(inverse), mask), feature_map, inverse)
 
 
 def _copied(phi: Tensor, z: Tensor) -> Tensor:
