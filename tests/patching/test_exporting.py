@@ -1,58 +1,22 @@
 """Exported graphs: the same outputs as the model, for sizes that the export has not seen."""
 
-import inspect
 import json
 
 import pytest
 import torch
-from torch import nn
 from torch.export import Dim
 
-from primal_attention import ATTENTIONS, PrimalAttention, build_attention, patch
+from primal_attention import patch
 from primal_attention.models import Embedding, Encoder, SequenceClassifier
 from primal_attention.patching import exporting
 from primal_attention.patching.decompositions import decompositions
 from primal_attention.patching.exporting import export_onnx, export_program
 
+from .exports import AXES, TOKENS, D, Layers, assert_exported, assert_same, layer, primal, sequences
 from .families import VOCABULARY, bert, gpt2, vit
 
-D, H = 12, 3
-SIZES = [(2, 5), (5, 37), (1, 1), (3, 8)]  # batch, tokens
-AXES = ("batch", "tokens")
-TOKENS = Dim("tokens", min=2, max=40)
+pytestmark = pytest.mark.usefixtures("one_registry")
 TEXT = dict.fromkeys(("input_ids", "attention_mask"), ("batch", TOKENS))
-
-
-class Layers(nn.Module):
-    """Several mechanisms over the same tokens."""
-
-    def __init__(self, **layers):
-        super().__init__()
-        self.layers = nn.ModuleDict(layers)
-
-    def forward(self, x, token_mask=None):
-        return {name: layer(x, token_mask=token_mask) for name, layer in self.layers.items()}
-
-
-def primal(weights, **options):
-    return PrimalAttention(D, H, 5, weights=weights, samples_per_direction=2, **options)
-
-
-def layer(name, **options):
-    known = inspect.signature(ATTENTIONS[name]).parameters
-    defaults = {"max_tokens": 41, "scales": [1, 2, 2], "num_iterations": 3}
-    chosen = {option: value for option, value in defaults.items() if option in known}
-    return build_attention(name, D, H, **chosen | options)
-
-
-def sequences(batch, tokens, *, masked=True):
-    """Tokens with holes, one sequence without any real one."""
-    inputs = {"x": torch.randn(batch, tokens, D)}
-    if masked:
-        mask = torch.rand(batch, tokens) > 0.4
-        mask[0], mask[2:3] = True, False
-        inputs["token_mask"] = mask
-    return inputs
 
 
 def text(batch, tokens, *, padded=True, **more):
@@ -61,65 +25,6 @@ def text(batch, tokens, *, padded=True, **more):
         mask[-1, tokens // 2 + 1 :] = 0
     ids = torch.randint(3, VOCABULARY, (batch, tokens))
     return {"input_ids": ids, "attention_mask": mask} | more
-
-
-def onnx_runner(path):
-    from onnxruntime import InferenceSession
-
-    session = InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-
-    def run(inputs):
-        feed = {name: x.numpy() for name, x in inputs.items() if isinstance(x, torch.Tensor)}
-        return dict(zip(names, map(torch.from_numpy, session.run(None, feed)), strict=True))
-
-    return run
-
-
-@torch.no_grad()
-def assert_same(model, run, cases, tolerance=1e-5):
-    for inputs in cases:
-        expected, actual = model(**inputs), run(inputs)
-        if isinstance(expected, torch.Tensor):
-            expected = {"output": expected}
-        assert list(actual) == list(expected)
-        for name, y in expected.items():
-            torch.testing.assert_close(actual[name], y, rtol=tolerance, atol=tolerance)
-
-
-def assert_exported(model, inputs, cases, dynamic, folder):
-    path = folder / "model.onnx"
-    export_onnx(model.eval(), inputs, path, dynamic=dynamic)
-    assert_same(model, onnx_runner(path), cases)
-
-
-def test_masked_layers(tmp_path):
-    model = Layers(**{weights: primal(weights) for weights in ("sampled", "static", "dual")})
-    cases = [sequences(*size) for size in SIZES]
-    dynamic = {"x": AXES, "token_mask": AXES}
-    assert_exported(model, sequences(3, 11), cases, dynamic, tmp_path)
-
-
-def test_layers_without_a_mask(tmp_path):
-    model = Layers(sampled=primal("sampled"), softmax_sh=layer("softmax_sh"))
-    cases = [sequences(*size, masked=False) for size in SIZES]
-    assert_exported(model, sequences(3, 11, masked=False), cases, {"x": AXES}, tmp_path)
-
-
-def test_causal_layers(tmp_path):
-    layers = {weights: primal(weights, causal=True) for weights in ("static", "dual")}
-    model = Layers(**layers, linear=layer("linear", causal=True, scales=None))
-    cases = [sequences(*size) for size in SIZES]
-    dynamic = {"x": AXES, "token_mask": AXES}
-    assert_exported(model, sequences(3, 11), cases, dynamic, tmp_path)
-
-
-def test_mechanisms_of_other_kinds(tmp_path):
-    names = ("softmax_bn_sh", "reformer", "longformer", "soft")
-    model = Layers(**{name: layer(name) for name in names})
-    cases = [sequences(*size) for size in SIZES]
-    dynamic = {"x": ("batch", TOKENS), "token_mask": ("batch", TOKENS)}
-    assert_exported(model, sequences(3, 11), cases, dynamic, tmp_path)
 
 
 def test_a_patched_encoder(tmp_path):
