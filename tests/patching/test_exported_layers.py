@@ -1,10 +1,7 @@
 """Exported layers: the same outputs as the layers, for sizes that the export has not seen."""
 
-import pytest
-
 from .exports import AXES, TOKENS, Layers, assert_exported, layer, primal, sequences
 
-pytestmark = pytest.mark.usefixtures("one_registry")
 SIZES = [(2, 5), (5, 37), (1, 1), (3, 8)]  # batch, tokens
 
 

@@ -15,7 +15,6 @@ from primal_attention.patching.exporting import export_onnx, export_program
 from .exports import AXES, TOKENS, D, Layers, assert_exported, assert_same, layer, primal, sequences
 from .families import VOCABULARY, bert, gpt2, vit
 
-pytestmark = pytest.mark.usefixtures("one_registry")
 TEXT = dict.fromkeys(("input_ids", "attention_mask"), ("batch", TOKENS))
 
 
