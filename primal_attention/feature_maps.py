@@ -27,7 +27,7 @@ class FixedMap(NamedTuple):
     vjp: Callable[[Tensor, Tensor], Tensor]
 
 
-def _inverse_norm(z: Tensor) -> Tensor:
+def inverse_norm(z: Tensor) -> Tensor:
     """1 / |z|, and 0 where z is 0 or so small that |z|^2 is no normal number, [..., 1]."""
     norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     nonzero = norm >= math.sqrt(torch.finfo(z.dtype).tiny)
@@ -36,11 +36,11 @@ def _inverse_norm(z: Tensor) -> Tensor:
 
 def cosine(z: Tensor) -> Tensor:
     """Unit vector z / |z|, and 0 with zero gradient at z = 0, where the direction is undefined."""
-    return z * _inverse_norm(z)
+    return z * inverse_norm(z)
 
 
 def _cosine_vjp(z: Tensor, dphi: Tensor) -> Tensor:
-    inverse = _inverse_norm(z)
+    inverse = inverse_norm(z)
     phi = z * inverse
     radial = (phi * dphi).sum(-1, keepdim=True)
     return torch.addcmul(dphi, phi, radial, value=-1.0) * inverse

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from primal_attention.attention.options import check_choice
-from primal_attention.attention.statistics import KSVDLayer, KSVDStatistics
-from primal_attention.ops.ksvd import ksvd_objective, mean_over_sequences
+from primal_attention.attention.statistics import Grams, KSVDLayer, KSVDStatistics
+from primal_attention.ops.ksvd import ksvd_objective, mean_over_sequences, objective_of_energies
 from primal_attention.precision import without_autocast
 
 
@@ -55,7 +56,7 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
             "ksvd_loss: the forward pass ran with gradients disabled (no_grad, or re-entrant "
             "activation checkpointing: use use_reentrant=False), so the objective has no gradient"
         )
-    with without_autocast(runs[0][0].gram_q.device):
+    with without_autocast(runs[0][0].lambda_diag.device):
         values = [_OBJECTIVES[objective](layer_runs) for layer_runs in runs]
     if len(values) == 1:
         return values[0]
@@ -120,9 +121,11 @@ def _mean_j(
     run: KSVDStatistics, *, averaged: bool, lambda_squared: bool = False, squared: bool = True
 ) -> Tensor:
     """J of eq. (11), squared or not, the mean over the sequences of one pass."""
-    return ksvd_objective(
-        run.gram_q,
-        run.gram_k,
+    objective: Callable[..., Tensor] = objective_of_energies
+    if isinstance(run.sums, Grams):
+        objective = partial(ksvd_objective, half=run.half)
+    return objective(
+        *(run.sums if isinstance(run.sums, Grams) else run.sums.energies.unbind(1)),
         run.w_e_given_x,
         run.w_r_given_x,
         run.lambda_diag,
@@ -132,7 +135,6 @@ def _mean_j(
         averaged=averaged,
         lambda_squared=lambda_squared,
         squared=squared,
-        half=run.half,
     )
 
 
@@ -145,23 +147,23 @@ def _unexplained(run: KSVDStatistics) -> Tensor:
     $|\phi_q| |A| |\phi_k|$, such as for one token with a nearly orthogonal query, six digits go.
     """
     explained = (run.w_e_given_x * run.lambda_diag[:, None, :]) @ run.w_r_given_x.mT
-    x_sampled = run.x_sampled
+    grams, x_sampled = run.grams, run.x_sampled
     if x_sampled is None:
         identity = torch.eye(explained.shape[-1], dtype=explained.dtype, device=explained.device)
-        energy = (run.gram_q * run.gram_k.mT).sum((-2, -1))
-        left = _energy(run, identity - explained)
+        energy = (grams.q * grams.k.mT).sum((-2, -1))
+        left = _energy(grams, identity - explained)
     else:
         a = x_sampled.mT @ x_sampled
         size = a.detach().abs().amax((-2, -1), keepdim=True)  # cancels; avoids 0 / 0
         size = torch.where(size >= torch.finfo(a.dtype).tiny, size, 1.0)
-        energy, left = (_energy(run, middle / size) for middle in (a, a - explained))
+        energy, left = (_energy(grams, middle / size) for middle in (a, a - explained))
     some = energy > 0
     return torch.where(some, left / torch.where(some, energy, 1.0), 0.0)
 
 
-def _energy(run: KSVDStatistics, middle: Tensor) -> Tensor:
+def _energy(grams: Grams, middle: Tensor) -> Tensor:
     r"""$|\Phi_q M \Phi_k^\top|_F^2 = Tr(G_q M G_k M^\top)$, [B, H]."""
-    return ((run.gram_q @ middle) * (middle @ run.gram_k)).sum((-2, -1))
+    return ((grams.q @ middle) * (middle @ grams.k)).sum((-2, -1))
 
 
 def _mean_over_runs(means: list[Tensor], runs: list[KSVDStatistics]) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from primal_attention.attention.features import Side
 from primal_attention.attention.passes import Parts, Pass, Projected, attend
+from primal_attention.attention.statistics import Grams
 from primal_attention.attention.weights import ProjectionWeights
 from primal_attention.ops.primal import gram
 from primal_attention.ops.rows import moved
@@ -93,7 +94,7 @@ def position_wise_pass(
     if grams:
         padding = sequences.padding()
         gram_q, gram_k = (_gram(side, padding) for side in sides)
-    return Pass(out, weights, gram_q, gram_k)
+    return Pass(out, weights, Grams(gram_q, gram_k))
 
 
 def _gram(side: Side, padding: Padding) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.ops.column_sum import linear
@@ -44,15 +45,38 @@ def projected(x: Tensor, projection: nn.Module) -> Tensor:
     if torch.is_grad_enabled() and is_plain(projection):
         weight, bias = projection.weight, projection.bias
         dtype = projected_dtype(x, weight)
-        if dtype is not None and bias is not None and _gains(x, weight):
+        if dtype is not None and bias is not None and (x.is_cuda or is_work_of_cpu(x, weight)):
             return linear(x.to(dtype), weight.to(dtype), bias.to(dtype))
     y: Tensor = projection(x)
     return y
 
 
-def _gains(x: Tensor, weight: Tensor) -> bool:
-    """Whether the op is quicker; the compiler has quick products of its own on a CPU."""
-    return x.is_cuda or (not torch.compiler.is_compiling() and is_large_on_cpu(x, weight))
+def projected_rows(x: Tensor, projection: PackedProjection) -> Tensor:
+    """What a packed projection makes of x, in whose dtype it is."""
+    if projection.bias is None:
+        return F.linear(x, projection.weight)
+    return linear(x, projection.weight, projection.bias)
+
+
+def is_work_of_cpu(x: Tensor, weight: Tensor) -> bool:
+    """Whether a CPU has much to do; its compiler has quick products of its own."""
+    return not torch.compiler.is_compiling() and is_large_on_cpu(x, weight)
+
+
+def score_projection(
+    score_maps: tuple[Tensor, Tensor],  # C_e, C_r [S, C]
+    bias: Tensor | None,  # [C]
+    out_proj: nn.Linear,
+    num_heads: int,
+) -> PackedProjection:
+    """The maps of the heads and the output projection as one, of scores [B, N, 2 H S]."""
+    heads = torch.unflatten(out_proj.weight, 1, (num_heads, -1))  # [D, H, C]
+    weight = torch.stack([heads @ c.mT for c in score_maps], 1).flatten(1)
+    shift: Tensor | None = out_proj.bias
+    if bias is not None:
+        of_heads = heads.sum(1) @ bias
+        shift = of_heads if shift is None else of_heads + shift
+    return PackedProjection(weight, shift)
 
 
 def in_projected_dtype(x: Tensor, *projections: nn.Module) -> Tensor:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from primal_attention.attention.causal import DualInputs, PrimalState, dual_outputs, mean_sides
 from primal_attention.attention.features import FeaturePair, Side
 from primal_attention.attention.masks import Tokens, num_real
-from primal_attention.attention.packing import PackedProjection
+from primal_attention.attention.packing import PackedProjection, projected_rows
+from primal_attention.attention.statistics import Grams, Scored
 from primal_attention.attention.weights import (
     ProjectionWeights,
     dual_moment,
@@ -25,6 +27,8 @@ from primal_attention.ops.primal import PrimalResult, collapsed_attention, gram
 from primal_attention.ops.projected import ProjectedResult, projected_attention
 from primal_attention.ops.projected_dual import projected_dual_attention
 from primal_attention.ops.projected_dual_causal import projected_dual_causal_attention
+from primal_attention.ops.running_mean import running_mean, token_counts
+from primal_attention.ops.scores import primal_scores
 
 T = TypeVar("T")
 
@@ -51,10 +55,9 @@ class Projected(NamedTuple):
 class Pass(NamedTuple):
     """What a run gives."""
 
-    out: Tensor  # [B, N, H, C]
+    out: Tensor  # [B, N, H, C]; or the scores [B, N, 2, H, S], with sums of the scored kind
     weights: ProjectionWeights
-    gram_q: Tensor  # [B, H, P, P]; empty unless asked for
-    gram_k: Tensor
+    sums: Grams | Scored  # Gram matrices are empty unless asked for
 
 
 def bidirectional_pass(
@@ -82,7 +85,7 @@ def bidirectional_pass(
     gram_k = result.gram_k
     if grams and crossing:
         gram_k = gram(source_keys.z, token_mask=source.mask, feature_map=source_keys.feature_map)
-    return Pass(result.out, weights, result.gram_q, gram_k)
+    return Pass(result.out, weights, Grams(result.gram_q, gram_k))
 
 
 def _weights_given(
@@ -143,7 +146,35 @@ def projected_pass(
     """Self-attention with all projections in the same op; causal without landmarks alone."""
     result = _projected_result(parts, tokens, projection, landmarks, causal=causal, grams=grams)
     weights = ProjectionWeights(result.e, result.r, landmarks)
-    return Pass(result.out, weights, result.gram_q, result.gram_k)
+    return Pass(result.out, weights, Grams(result.gram_q, result.gram_k))
+
+
+def scored_pass(
+    parts: Parts,
+    tokens: Tokens,
+    projection: PackedProjection,
+    landmarks: Landmarks | None,
+    *,
+    causal: bool,
+) -> Pass:
+    """Self-attention up to the scores, for an output projection that maps these.
+
+    Not with dual weights; causal without landmarks alone.
+    """
+    rows = projected_rows(tokens.x, projection)
+    qk = torch.unflatten(rows, -1, (2, parts.num_heads, -1))
+    if causal:
+        z = qk.flatten(2, 3)  # side by side they are heads of one tensor
+        counts = token_counts(z, tokens.mask, None)
+        qk = running_mean(z, counts, token_mask=tokens.mask).mean.view(qk.shape)
+    parameters, maps = _given(parts.parameters), (parts.features.names[0], parts.features.names[1])
+    weights = ProjectionWeights(*parameters)
+    if landmarks is not None:
+        weights = sampled_weights(landmarks, *parameters, None, None)
+    scores, energies = primal_scores(
+        qk, weights.e, weights.r, token_mask=tokens.mask, map_q=maps[0], map_k=maps[1]
+    )
+    return Pass(scores, weights, Scored(energies, qk, tokens.mask, maps))
 
 
 def _projected_result(
@@ -195,14 +226,14 @@ def causal_pass(
         sides, state = mean_sides(features, q, k, state, mask)
         weights = ProjectionWeights(*parts.parameters)
         result = attend(parts, sides.queries, sides.keys, weights, mask, (grams, grams))
-        return Pass(result.out, weights, result.gram_q, result.gram_k), state
+        return Pass(result.out, weights, Grams(result.gram_q, result.gram_k)), state
     inputs = DualInputs(q, k, _given(tokens.h))
     dual, state = dual_outputs(
         features, inputs, state, parts.score_maps, parts.bias, mask, grams=grams
     )
     n = state.num_tokens
     weights = ProjectionWeights(token_mean(state.k_side, n), token_mean(state.q_side, n))
-    return Pass(dual.out, weights, dual.gram_q, dual.gram_k), state
+    return Pass(dual.out, weights, Grams(dual.gram_q, dual.gram_k)), state
 
 
 def _given(value: T | None) -> T:

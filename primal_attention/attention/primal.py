@@ -30,7 +30,16 @@ from primal_attention.attention.packed import (
     packed_sequences,
     position_wise_pass,
 )
-from primal_attention.attention.packing import in_projected_dtype, packed_projection, projected
+from primal_attention.attention.packing import (
+    PackedProjection,
+    in_projected_dtype,
+    is_plain,
+    is_work_of_cpu,
+    packed_projection,
+    projected,
+    projected_rows,
+    score_projection,
+)
 from primal_attention.attention.passes import (
     Parts,
     Pass,
@@ -38,9 +47,10 @@ from primal_attention.attention.passes import (
     bidirectional_pass,
     causal_pass,
     projected_pass,
+    scored_pass,
 )
 from primal_attention.attention.released import read_released
-from primal_attention.attention.statistics import KSVDLayer, ksvd_statistics
+from primal_attention.attention.statistics import KSVDLayer, Scored, ksvd_statistics
 from primal_attention.feature_maps import FeatureMapSpec
 from primal_attention.ops.landmarks import Landmarks, choose_landmarks
 from primal_attention.precision import accumulation_dtype
@@ -207,7 +217,7 @@ class PrimalAttention(KSVDLayer):
         if self.training:
             num_queries = tokens.num_real()
             self._record(run, num_queries, num_queries if source is tokens else source.num_real())
-        return self._output(run.out, tokens)
+        return self._output(run, tokens)
 
     def init_state(self, batch_size: int) -> PrimalState:
         """The state before the first token of ``batch_size`` sequences."""
@@ -235,7 +245,7 @@ class PrimalAttention(KSVDLayer):
             )
         tokens = self._tokens(x, token_mask)
         run, state = self._causal(tokens, state, grams=False)
-        return self._output(run.out, tokens), state
+        return self._output(run, tokens), state
 
     def step(self, x_t: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
         """Output [B, D] of the next token x_t [B, D], in time that does not grow."""
@@ -283,6 +293,8 @@ class PrimalAttention(KSVDLayer):
         options = {"causal": self.causal, "grams": self.training}
         if not crossing and not self.features.has_modules:  # one op from the tokens to the outputs
             projection = packed_projection(tokens.x, *self._projections())
+            if projection is not None and self._maps_scores(tokens.x):
+                return scored_pass(parts, tokens, projection, landmarks, causal=self.causal)
             if projection is not None:
                 return projected_pass(parts, tokens, projection, landmarks, **options)
         if self.causal:
@@ -290,6 +302,16 @@ class PrimalAttention(KSVDLayer):
         here = self._project(tokens)
         there = self._project(source, context=True) if crossing else here
         return bidirectional_pass(parts, here, there, landmarks, grams=self.training)
+
+    def _maps_scores(self, x: Tensor) -> bool:
+        """Whether the output projection is to map the scores, with the maps of the heads in it.
+
+        A CPU has fewer multiplications then, unless scores are more than what heads output.
+        """
+        plain = is_plain(self.score_proj) and is_plain(self.out_proj)
+        narrow = self.scores == "both" and 2 * self.num_directions <= self.head_dim
+        has_parameters = self._weight_parameters() is not None
+        return plain and narrow and has_parameters and is_work_of_cpu(x, self.out_proj.weight)
 
     def _projections(self) -> list[nn.Module]:
         """Those of the tokens, in the order in which the ops take them."""
@@ -307,7 +329,7 @@ class PrimalAttention(KSVDLayer):
         if self.training:
             lengths = sequences.lengths().to(accumulation_dtype(x.dtype))
             self._record(run, lengths, lengths)
-        return self._output(run.out, tokens).view_as(x)
+        return self._output(run, tokens).view_as(x)
 
     def _padded(self, tokens: Tokens, sequences: Sequences) -> Pass:
         """A run over packed sequences that pads what the projections give."""
@@ -329,17 +351,26 @@ class PrimalAttention(KSVDLayer):
         Before the output projection: a sharded layer gathers its parameters again when the gradient
         of its output arrives, and these nodes must run after that.
         """
-        grams, counts = (run.gram_q, run.gram_k), (num_queries, num_keys)
+        counts = num_queries, num_keys
         parameters, half = self._weight_parameters(), run.out.dtype.itemsize == 2
         self.record(
-            ksvd_statistics(run.weights, parameters, self.lambda_diag, grams, counts, half=half)
+            ksvd_statistics(run.weights, parameters, self.lambda_diag, run.sums, counts, half=half)
         )
 
-    def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
+    def _output(self, run: Pass, tokens: Tokens) -> Tensor:
+        out = run.out
         if self.features.has_modules:  # whose features, and so the outputs, have at least float32
             out = out.to(tokens.x.dtype)
-        y = projected(out.flatten(2), self.out_proj)
+        if isinstance(run.sums, Scored):
+            y = projected_rows(out.flatten(2), self._score_projection())
+        else:
+            y = projected(out.flatten(2), self.out_proj)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
+
+    def _score_projection(self) -> PackedProjection:
+        c_e, c_r = self._score_maps()
+        assert c_e is not None and c_r is not None
+        return score_projection((c_e, c_r), self.score_proj.bias, self.out_proj, self.num_heads)
 
     def _heads(self, x: Tensor, projection: nn.Module) -> Tensor:
         return torch.unflatten(projected(x, projection), -1, (self.num_heads, -1))

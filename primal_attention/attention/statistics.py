@@ -14,7 +14,29 @@ from torch import Tensor, nn
 from primal_attention.attention.weights import ProjectionWeights
 from primal_attention.ops.ksvd import trace
 from primal_attention.ops.landmarks import Landmarks
+from primal_attention.ops.primal import gram
 from primal_attention.precision import accumulate
+
+
+class Grams(NamedTuple):
+    """Phi^T Phi over the real tokens, of either side."""
+
+    q: Tensor  # [B, H, P, P]
+    k: Tensor
+
+
+class Scored(NamedTuple):
+    """What a pass that has made the scores leaves, from which Gram matrices can be had later."""
+
+    energies: Tensor  # [B, 2, H, S]: the sums of e^2 and of r^2 over the real tokens
+    qk: Tensor  # [B, N, 2, H, C]
+    mask: Tensor | None  # [B, N], True at real tokens
+    maps: tuple[str, str]
+
+    def grams(self) -> Grams:
+        """Both Gram matrices, by one more pass over queries and keys."""
+        pairs = zip(self.qk.unbind(2), self.maps, strict=True)
+        return Grams(*(gram(z, token_mask=self.mask, feature_map=name) for z, name in pairs))
 
 
 class KSVDStatistics(NamedTuple):
@@ -24,18 +46,22 @@ class KSVDStatistics(NamedTuple):
     pass, so that whatever is made of them is made inside it.
     """
 
-    gram_q: Tensor  # [B, H, P, P] = Phi_q^T Phi_q over the real tokens
-    gram_k: Tensor  # [B, H, P, P]
+    sums: Grams | Scored  # over the real tokens
     w_e_given_x: Tensor  # [B, H, P, S] or [H, P, S]
     w_r_given_x: Tensor
     landmarks: Landmarks | None  # F_X = X'; None where F_X is the identity
     trace: Tensor | None  # [H]: Tr(W_e^T W_r) of the parameters; None for that of the weights
     lambda_diag: Tensor  # [H, S]
-    num_queries: Tensor  # [B]: real tokens behind gram_q
-    num_keys: Tensor  # [B]: real tokens behind gram_k
+    num_queries: Tensor  # [B]: real tokens among the queries
+    num_keys: Tensor  # [B]: real tokens among the keys
     averaged: bool  # J averages over tokens (dual weights) instead of summing
     with_gradients: bool  # taken with gradients enabled
     half: bool = False  # tokens of half precision are behind the Gram matrices
+
+    @property
+    def grams(self) -> Grams:
+        """Of this pass; made anew each time where they are not at hand."""
+        return self.sums if isinstance(self.sums, Grams) else self.sums.grams()
 
     @property
     def x_sampled(self) -> Tensor | None:
@@ -47,7 +73,7 @@ def ksvd_statistics(
     weights: ProjectionWeights,
     parameters: tuple[Tensor, Tensor] | None,  # w_e, w_r; None for dual weights
     lambda_diag: Tensor,
-    grams: tuple[Tensor, Tensor],
+    sums: Grams | Scored,
     counts: tuple[Tensor, Tensor],
     *,
     half: bool = False,
@@ -59,13 +85,12 @@ def ksvd_statistics(
     weights given the data, and J averages over tokens, so that J = 0 at the SVD with
     Lambda = n / sigma.
     """
-    gram_q, gram_k = grams
+    dtype = sums[0].dtype
     w_e, w_r = parameters or (None, None)
     return KSVDStatistics(
-        gram_q,
-        gram_k,
-        weights.e.to(gram_q.dtype, copy=weights.e is w_e),
-        weights.r.to(gram_q.dtype, copy=weights.r is w_r),
+        sums,
+        weights.e.to(dtype, copy=weights.e is w_e),
+        weights.r.to(dtype, copy=weights.r is w_r),
         weights.landmarks,
         None if parameters is None or weights.landmarks is None else trace(*parameters),
         lambda_diag,

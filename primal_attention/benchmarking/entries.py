@@ -19,6 +19,7 @@ from primal_attention.benchmarking.layers import (
     Projections,
     Released,
     ReleasedAlone,
+    ScoresAlone,
     WithObjective,
     flex,
     sdpa,
@@ -108,6 +109,13 @@ def _op(weights: str) -> Entry:
     return Entry("primal_op", build, weights, alone=True)
 
 
+def _scores_op() -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        return ScoresAlone(x, sizes.heads, sizes.directions)
+
+    return Entry("scores_op", build, "sampled", alone=True)
+
+
 def _released_op() -> Entry:
     def build(sizes: Sizes, x: Tensor) -> nn.Module:
         return ReleasedAlone(x, sizes.heads, sizes.directions)
@@ -183,6 +191,7 @@ ENTRIES: dict[str, Entry] = {
         _op("static"),
         _released(causal=False),
         _released(causal=True),
+        _scores_op(),
         _released_op(),
         _flex(causal=False),
         _flex(causal=True),

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention import PrimalAttention
+from primal_attention.attention.packing import score_projection
 from primal_attention.benchmarking.released import (
     ReleasedArithmetic,
     energy,
@@ -23,6 +24,7 @@ from primal_attention.benchmarking.released import (
 )
 from primal_attention.objectives import ksvd_loss
 from primal_attention.ops.primal import collapsed_attention
+from primal_attention.ops.scores import primal_scores
 
 Outputs = tuple[Tensor, ...]
 
@@ -143,6 +145,29 @@ class OpAlone(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         """Outputs and both Gram matrices; the input gives the sizes alone."""
         return tuple(collapsed_attention(self.q, self.k, self.a_e, self.a_r, self.bias))
+
+
+class ScoresAlone(nn.Module):
+    """What a layer on a CPU does between its projections: scores, and the matrix that maps them."""
+
+    def __init__(self, x: Tensor, num_heads: int, num_directions: int):
+        super().__init__()
+        B, _, D = x.shape
+        C, H, S = D // num_heads, num_heads, num_directions
+        self.num_heads = H
+        self.qk = torch.stack(_halves(x, H), 2).detach().requires_grad_()
+        self.w_e = nn.Parameter(torch.randn(B, H, C, S, dtype=x.dtype) / C**0.5)
+        self.w_r = nn.Parameter(torch.randn(B, H, C, S, dtype=x.dtype) / C**0.5)
+        self.score_proj = nn.Linear(2 * S, C, dtype=x.dtype)
+        self.out_proj = nn.Linear(D, D, dtype=x.dtype)
+
+    def forward(self, x: Tensor) -> Outputs:
+        """Scores, their energies, and the projection that maps them; x gives the sizes alone."""
+        c_e, c_r = self.score_proj.weight.chunk(2, 1)
+        maps, bias = (c_e.mT, c_r.mT), self.score_proj.bias
+        weight, shift = score_projection(maps, bias, self.out_proj, self.num_heads)
+        assert shift is not None
+        return *primal_scores(self.qk, self.w_e, self.w_r), weight, shift
 
 
 class ReleasedAlone(nn.Module):

@@ -87,7 +87,8 @@ PRESETS: dict[str, Plan] = {
     "cpu": Plan(
         (
             Stage(("projections", "released-sampled", *_PRIMAL)),
-            Stage(("released-static-causal", *_CAUSAL, "released_op-sampled", "primal_op-sampled")),
+            Stage(("released-static-causal", *_CAUSAL)),
+            Stage(("released_op-sampled", "scores_op-sampled", "primal_op-sampled")),
         ),
         (4096,),
         (4096,),

@@ -158,6 +158,6 @@ def _on_a_cpu(rows: Sequence[Row]) -> Iterator[Verdict]:
         what = f"on a CPU, released / {weights}{', causal' * causal}"
         yield Verdict(what, 4096, ratio, _RELEASED_ON_CPU, at_most=False)
         if not causal:
-            ratio = _ratio(walls.get("released_op"), walls.get("primal_op"))
+            ratio = _ratio(walls.get("released_op"), walls.get("scores_op"))
             what = f"on a CPU, released op / op, {weights}"
             yield Verdict(what, 4096, ratio, _RELEASED_OP_ON_CPU, at_most=False)

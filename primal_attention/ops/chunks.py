@@ -14,7 +14,7 @@ from torch import Tensor
 
 from primal_attention.precision import accumulate
 
-_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}  # of one piece
+_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of one piece
 
 
 def token_chunks(tensor: Tensor) -> Iterator[slice]:
@@ -22,6 +22,15 @@ def token_chunks(tensor: Tensor) -> Iterator[slice]:
     B, N, H, C = tensor.shape
     elements = _ELEMENTS.get(tensor.device.type, _ELEMENTS["cuda"])
     return slices(N, max(1, elements // max(B * H * C, 1) // 16) * 16)
+
+
+def piece_slices(tensor: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Slices of both axes of a [B, N, H, C] tensor: whole sequences together, or part of one."""
+    B, N, H, C = tensor.shape
+    together = _ELEMENTS.get(tensor.device.type, _ELEMENTS["cuda"]) // max(N * H * C, 1)
+    for sequences in slices(B, max(together, 1)):
+        tokens = token_chunks(tensor[sequences]) if together == 0 else slices(N, max(N, 1))
+        yield from ((sequences, piece) for piece in tokens)
 
 
 def slices(length: int, size: int) -> Iterator[slice]:

@@ -119,8 +119,8 @@ def test_the_kernel_of_a_primal_layer_is_that_of_its_objectives(options, crossin
     ((_, found),) = passes(layer, batch)
     assert found.crossing == crossing
     for b, sequence in enumerate(found.sequences()):
-        torch.testing.assert_close(sequence.phi_q.mT @ sequence.phi_q, run.gram_q[b])
-        torch.testing.assert_close(sequence.phi_k.mT @ sequence.phi_k, run.gram_k[b])
+        torch.testing.assert_close(sequence.phi_q.mT @ sequence.phi_q, run.grams.q[b])
+        torch.testing.assert_close(sequence.phi_k.mT @ sequence.phi_k, run.grams.k[b])
         weights = sequence.w_e, sequence.w_r
         if sequence.f_x is not None:
             torch.testing.assert_close(sequence.f_x, run.x_sampled[b])

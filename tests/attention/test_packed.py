@@ -115,12 +115,12 @@ def test_any_lengths(lengths, form, extra):
 def cancellation(layer):
     """How much larger than the kernel's energy the terms are that it is the sum of."""
     (run,) = layer.ksvd_runs
-    middle = torch.eye(run.gram_q.shape[-1]).double()
+    middle = torch.eye(run.grams.q.shape[-1]).double()
     if run.x_sampled is not None:
         middle = run.x_sampled.mT @ run.x_sampled
-    products = [run.gram_q @ middle, middle @ run.gram_k]
+    products = [run.grams.q @ middle, middle @ run.grams.k]
     energy = (products[0] * products[1]).sum((-2, -1))
-    terms = (run.gram_q.abs() @ middle.abs()) * (middle.abs() @ run.gram_k.abs())
+    terms = (run.grams.q.abs() @ middle.abs()) * (middle.abs() @ run.grams.k.abs())
     return float((terms.sum((-2, -1)) / energy)[energy > 0].max())
 
 

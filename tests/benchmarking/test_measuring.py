@@ -5,10 +5,11 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from primal_attention.attention import ATTENTIONS
 from primal_attention.benchmarking.entries import ENTRIES, Entry, Sizes, find_entries
-from primal_attention.benchmarking.layers import OpAlone, ReleasedAlone
+from primal_attention.benchmarking.layers import OpAlone, ReleasedAlone, ScoresAlone
 from primal_attention.benchmarking.measuring import measure, reason
 from primal_attention.benchmarking.timing import HostSynchronisationError, culprit
 from primal_attention.ops.primal import collapsed_attention
@@ -51,7 +52,7 @@ def test_the_registry_has_every_mechanism_in_all_forms():
     for name, kind in ATTENTIONS.items():
         forms = {entry.causal for entry in ENTRIES.values() if entry.mechanism == name}
         assert forms == ({False, True} if kind.mechanism.causal else {False})
-    for name in ("projections", "released", "released_op", "primal_op", "fla_linear"):
+    for name in ("projections", "released", "released_op", "scores_op", "primal_op", "fla_linear"):
         assert find_entries([name])
     assert find_entries(["flex_attention"]) == ["flex_attention", "flex_attention-causal"]
 
@@ -123,6 +124,20 @@ def test_the_released_op_has_the_outputs_and_energies_of_ours():
         w = w * released.lambda_diag[:, None]
         expected = (w * (gram @ w)).sum((2, 3)).mean(1) / (2 * SIZES.n)
         torch.testing.assert_close(expected, energy)
+
+
+def test_mapped_scores_are_what_the_released_op_gives_its_projection():
+    x, S, H = SIZES.input(CPU), SIZES.directions, SIZES.heads
+    ours, released = ScoresAlone(x, H, S), ReleasedAlone(x, H, S)
+    with torch.no_grad():
+        released.q, released.k = ours.qk.unbind(2)
+    for name in ("w_e", "w_r", "score_proj"):
+        setattr(released, name, getattr(ours, name))
+    scores, energies, weight, bias = ours(x)
+    out, e_energy, r_energy = released(x)
+    torch.testing.assert_close(F.linear(scores.flatten(2), weight, bias), ours.out_proj(out))
+    scaled = (energies * released.lambda_diag.square()).sum(-1).mean(-1) / (2 * SIZES.n)
+    torch.testing.assert_close(scaled, torch.stack([e_energy, r_energy], 1))
 
 
 def test_a_mechanism_stands_for_its_forms():

@@ -86,7 +86,7 @@ def test_a_million_tokens():
 
 @pytest.mark.parametrize(("released", "met"), [(140, True), (120, False)])
 def test_on_a_cpu_wall_times_are_compared(released, met):
-    walls = {"released": released, "primal": 100, "released_op": 1.5 * released, "primal_op": 100}
+    walls = {"released": released, "primal": 100, "released_op": 1.5 * released, "scores_op": 100}
     on_cpu = [
         made_up(name, N, weights="sampled", tokens=N, wall_ms=wall) | {"dtype": "float32"}
         for name, wall in walls.items()

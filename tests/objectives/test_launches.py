@@ -40,7 +40,7 @@ def test_the_objective_of_a_layer_is_one_operation_each_way(kind, objective):
     names, loss = ran(lambda: ksvd_loss(layer, objective=objective))
     assert names == ["ksvd_forward"]
     run = layer.ksvd_runs[0]
-    names, _ = ran(lambda: torch.autograd.grad(loss, [run.gram_q, run.gram_k, run.lambda_diag]))
+    names, _ = ran(lambda: torch.autograd.grad(loss, [run.grams.q, run.grams.k, run.lambda_diag]))
     assert names == ["ones_like", "ksvd_backward"]
 
 

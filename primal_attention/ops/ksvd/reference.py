@@ -33,9 +33,40 @@ def ksvd_objective(
     - Tr(W_e^\top W_r)$ of eq. (11), the mean over the heads. The first two terms are means over the
     tokens where ``averaged``, else sums; ``lambda_squared`` puts the square of Lambda in its place.
     """
+    return objective_of_energies(
+        energies(gram_q, w_e_given_x),
+        energies(gram_k, w_r_given_x),
+        w_e_given_x,
+        w_r_given_x,
+        lambda_diag,
+        trace,
+        num_queries,
+        num_keys,
+        averaged=averaged,
+        lambda_squared=lambda_squared,
+        squared=squared,
+    )
+
+
+@exact
+def objective_of_energies(
+    energies_e: Tensor,  # [B, H, S]: sums of e^2 over the tokens
+    energies_r: Tensor,
+    w_e_given_x: Tensor,
+    w_r_given_x: Tensor,
+    lambda_diag: Tensor,
+    trace: Tensor | None,
+    num_queries: Tensor,
+    num_keys: Tensor,
+    *,
+    averaged: bool = True,
+    lambda_squared: bool = False,
+    squared: bool = True,
+) -> Tensor:
+    """The same from the sums of the squares of the scores."""
     diagonal = lambda_diag.square() if lambda_squared else lambda_diag
-    e_term = einsum(diagonal, energies(gram_q, w_e_given_x), "h s, b h s -> b h") / 2
-    r_term = einsum(diagonal, energies(gram_k, w_r_given_x), "h s, b h s -> b h") / 2
+    e_term = einsum(diagonal, energies_e, "h s, b h s -> b h") / 2
+    r_term = einsum(diagonal, energies_r, "h s, b h s -> b h") / 2
     if averaged:
         e_term = e_term / num_queries.clamp(min=1)[:, None]
         r_term = r_term / num_keys.clamp(min=1)[:, None]
