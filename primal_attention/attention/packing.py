@@ -64,19 +64,16 @@ def is_work_of_cpu(x: Tensor, weight: Tensor) -> bool:
 
 
 def score_projection(
-    score_maps: tuple[Tensor, Tensor],  # C_e, C_r [S, C]
-    bias: Tensor | None,  # [C]
-    out_proj: nn.Linear,
-    num_heads: int,
+    score_proj: nn.Linear, out_proj: nn.Linear, num_heads: int
 ) -> PackedProjection:
-    """The maps of the heads and the output projection as one, of scores [B, N, 2 H S]."""
+    """The map of each head's scores and the output projection as one, of scores [B, N, 2 H S]."""
     heads = torch.unflatten(out_proj.weight, 1, (num_heads, -1))  # [D, H, C]
-    weight = torch.stack([heads @ c.mT for c in score_maps], 1).flatten(1)
+    mapped = torch.unflatten(heads @ score_proj.weight, 2, (2, -1))  # [D, H, 2, S]
     shift: Tensor | None = out_proj.bias
-    if bias is not None:
-        of_heads = heads.sum(1) @ bias
+    if score_proj.bias is not None:
+        of_heads = heads.sum(1) @ score_proj.bias
         shift = of_heads if shift is None else of_heads + shift
-    return PackedProjection(weight, shift)
+    return PackedProjection(mapped.transpose(1, 2).flatten(1), shift)
 
 
 def in_projected_dtype(x: Tensor, *projections: nn.Module) -> Tensor:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
 from primal_attention.attention.causal import DualInputs, PrimalState, dual_outputs, mean_sides
 from primal_attention.attention.features import FeaturePair, Side
 from primal_attention.attention.masks import Tokens, num_real
-from primal_attention.attention.packing import PackedProjection, projected_rows
+from primal_attention.attention.packing import PackedProjection
 from primal_attention.attention.statistics import Grams, Scored
 from primal_attention.attention.weights import (
     ProjectionWeights,
@@ -27,8 +26,7 @@ from primal_attention.ops.primal import PrimalResult, collapsed_attention, gram
 from primal_attention.ops.projected import ProjectedResult, projected_attention
 from primal_attention.ops.projected_dual import projected_dual_attention
 from primal_attention.ops.projected_dual_causal import projected_dual_causal_attention
-from primal_attention.ops.running_mean import running_mean, token_counts
-from primal_attention.ops.scores import primal_scores
+from primal_attention.ops.projected_scores import projected_scores
 
 T = TypeVar("T")
 
@@ -161,20 +159,19 @@ def scored_pass(
 
     Not with dual weights; causal without landmarks alone.
     """
-    rows = projected_rows(tokens.x, projection)
-    qk = torch.unflatten(rows, -1, (2, parts.num_heads, -1))
-    if causal:
-        z = qk.flatten(2, 3)  # side by side they are heads of one tensor
-        counts = token_counts(z, tokens.mask, None)
-        qk = running_mean(z, counts, token_mask=tokens.mask).mean.view(qk.shape)
-    parameters, maps = _given(parts.parameters), (parts.features.names[0], parts.features.names[1])
-    weights = ProjectionWeights(*parameters)
-    if landmarks is not None:
-        weights = sampled_weights(landmarks, *parameters, None, None)
-    scores, energies = primal_scores(
-        qk, weights.e, weights.r, token_mask=tokens.mask, map_q=maps[0], map_k=maps[1]
+    map_q, map_k = parts.features.names
+    made = projected_scores(
+        tokens.x,
+        *projection,
+        *_given(parts.parameters),
+        landmarks,
+        causal=causal,
+        token_mask=tokens.mask,
+        map_q=map_q,
+        map_k=map_k,
     )
-    return Pass(scores, weights, Scored(energies, qk, tokens.mask, maps))
+    sums = Scored(made.energies, made.qk, tokens.mask, (map_q, map_k))
+    return Pass(made.scores, ProjectionWeights(made.e, made.r, landmarks), sums)
 
 
 def _projected_result(

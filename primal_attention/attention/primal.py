@@ -31,7 +31,6 @@ from primal_attention.attention.packed import (
     position_wise_pass,
 )
 from primal_attention.attention.packing import (
-    PackedProjection,
     in_projected_dtype,
     is_plain,
     is_work_of_cpu,
@@ -362,15 +361,11 @@ class PrimalAttention(KSVDLayer):
         if self.features.has_modules:  # whose features, and so the outputs, have at least float32
             out = out.to(tokens.x.dtype)
         if isinstance(run.sums, Scored):
-            y = projected_rows(out.flatten(2), self._score_projection())
+            merged = score_projection(self.score_proj, self.out_proj, self.num_heads)
+            y = projected_rows(out.flatten(2), merged)
         else:
             y = projected(out.flatten(2), self.out_proj)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
-
-    def _score_projection(self) -> PackedProjection:
-        c_e, c_r = self._score_maps()
-        assert c_e is not None and c_r is not None
-        return score_projection((c_e, c_r), self.score_proj.bias, self.out_proj, self.num_heads)
 
     def _heads(self, x: Tensor, projection: nn.Module) -> Tensor:
         return torch.unflatten(projected(x, projection), -1, (self.num_heads, -1))

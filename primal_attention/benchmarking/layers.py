@@ -163,9 +163,7 @@ class ScoresAlone(nn.Module):
 
     def forward(self, x: Tensor) -> Outputs:
         """Scores, their energies, and the projection that maps them; x gives the sizes alone."""
-        c_e, c_r = self.score_proj.weight.chunk(2, 1)
-        maps, bias = (c_e.mT, c_r.mT), self.score_proj.bias
-        weight, shift = score_projection(maps, bias, self.out_proj, self.num_heads)
+        weight, shift = score_projection(self.score_proj, self.out_proj, self.num_heads)
         assert shift is not None
         return *primal_scores(self.qk, self.w_e, self.w_r), weight, shift
 

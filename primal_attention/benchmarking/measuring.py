@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -147,6 +148,17 @@ def _less(both: Measurement, forward: Measurement) -> Measurement:
         (both.moved or 0) - (forward.moved or 0),
         both.note or forward.note,
     )
+
+
+def median(runs: Sequence[Measurement]) -> Measurement:
+    """Of each number over several runs; the rest is that of the first."""
+
+    def of(*values: float | None) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
+
+    gpu, wall, peak, *_ = zip(*runs, strict=True)
+    return runs[0]._replace(gpu_ms=of(*gpu), wall_ms=of(*wall), peak_mib=of(*peak))
 
 
 def _let_go(device: torch.device) -> None:

@@ -42,6 +42,7 @@ class Plan:
     heads: tuple[int, ...] = (8,)
     directions: tuple[int, ...] = (32,)
     dtype: tuple[str, ...] = ("bfloat16",)
+    rounds: int | None = None  # through all of it, each time in a new process; medians count
 
     def jobs(self) -> Iterator[Job]:
         """Everything to be measured."""
@@ -93,6 +94,7 @@ PRESETS: dict[str, Plan] = {
         (4096,),
         (4096,),
         dtype=("float32",),
+        rounds=5,  # a shared CPU is not as fast from one minute to the next
     ),
     # A look that takes seconds anywhere.
     "small": Plan(

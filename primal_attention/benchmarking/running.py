@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 
 import torch
 
 from primal_attention.benchmarking.crossover import crossover_rows
-from primal_attention.benchmarking.measuring import Measurement, measure
+from primal_attention.benchmarking.entries import ENTRIES, Sizes
+from primal_attention.benchmarking.measuring import Measurement, measure, median, reason
 from primal_attention.benchmarking.plans import Job, Plan
 from primal_attention.benchmarking.results import Results, Row, copy_row, row_of
 from primal_attention.benchmarking.timing import measure_copy
@@ -44,12 +48,34 @@ def run_plan(
 
     copy = measure_copy(device)
     add(copy_row(copy, commit))
-    for job in plan.jobs():
-        made = _measured(job, device) if time.monotonic() < end else Measurement(note=LEFT_OUT)
-        add(row_of(job, made, copy, commit))
+    measured: dict[Job, list[Measurement]] = {job: [] for job in plan.jobs()}
+    for _ in range(plan.rounds or 1):
+        for job, runs in measured.items():
+            if runs and (runs[0].note or time.monotonic() >= end):
+                continue
+            in_time = time.monotonic() < end
+            made = _measured_apart if plan.rounds else _measured
+            runs.append(made(job, device) if in_time else Measurement(note=LEFT_OUT))
+            add(row_of(job, median(runs), copy, commit))
     for row in list(crossover_rows(results.rows)):
         add(row)
 
 
 def _measured(job: Job, device: torch.device) -> Measurement:
     return measure(job.entry, job.sizes, job.kind, device, compiled=job.compiled)
+
+
+def _measured_apart(job: Job, device: torch.device) -> Measurement:
+    """In a process of its own: how memory lies that others have let go is a matter of time too."""
+    named = job.entry.name, job.sizes, job.kind, job.compiled, device
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(_measured_by_name, *named).result()
+    except BrokenProcessPool as error:
+        return Measurement(note=reason(error))
+
+
+def _measured_by_name(
+    name: str, sizes: Sizes, kind: str, compiled: bool, device: torch.device
+) -> Measurement:
+    return _measured(Job(ENTRIES[name], sizes, kind, compiled), device)

@@ -52,7 +52,7 @@ def forward_in_pieces(
     mean, total = _empty_outputs(z)
     total.zero_() if before is None else total.copy_(before)
     for piece, t, mask in _pieces(z, counts, token_mask):
-        sums = _sums(masked(accumulate(z[:, piece]), mask), total)
+        sums = running_sums(masked(accumulate(z[:, piece]), mask), total)
         total.copy_(sums[:, -1])
         mean[:, piece] = sums.div_(t)
     return mean, total
@@ -66,29 +66,33 @@ def backward_in_pieces(
     dz, d_before = _empty_outputs(d_mean)
     d_before.zero_() if d_total is None else d_before.copy_(d_total)
     for piece, t, mask in reversed(list(_pieces(d_mean, counts, token_mask))):
-        sums = _sums(accumulate(d_mean[:, piece]) / t, d_before, reverse=True)
+        sums = running_sums(accumulate(d_mean[:, piece]) / t, d_before, reverse=True)
         d_before.copy_(sums[:, 0])
         dz[:, piece] = masked(sums, mask)
     return dz, d_before
 
 
-def _sums(values: Tensor, start: Tensor, *, reverse: bool = False) -> Tensor:
+def running_sums(
+    values: Tensor, start: Tensor, room: Tensor | None = None, *, reverse: bool = False
+) -> Tensor:
     """The start and the values [B, n, H, C] up to each token, or from each on, added up.
 
-    Blocks of tokens are walked through side by side: along this axis ``cumsum`` is slow on a CPU.
+    They may be in the room that is given for them. Blocks of tokens are walked through side by
+    side: along this axis ``cumsum`` is slow on a CPU.
     """
     if values.shape[1] % _BLOCK:
         sums = values.flip(1).cumsum(1).flip(1) if reverse else values.cumsum(1)
         return sums.add_(start[:, None])
-    sums = torch.empty_like(values, memory_format=torch.contiguous_format)
-    blocks = _in_blocks(sums)  # [B, blocks, tokens of a block, H, C]
+    if room is None:
+        room = torch.empty_like(values, memory_format=torch.contiguous_format)
+    blocks = _in_blocks(room)  # [B, blocks, tokens of a block, H, C]
     pairs = zip(_in_blocks(values).unbind(2), blocks.unbind(2), strict=True)
     first, *steps = reversed(list(pairs)) if reverse else pairs
     first[1].copy_(first[0])
     for (_, before), (value, here) in pairwise((first, *steps)):
         torch.add(before, value, out=here)
     blocks += _before_each(steps[-1][1], start, reverse=reverse)[:, :, None]
-    return sums
+    return room
 
 
 def _in_blocks(values: Tensor) -> Tensor:

@@ -1,0 +1,254 @@
+"""Projections and scores in pieces, both ways: the gradients of queries and keys never exist whole.
+
+Letters: B batch, N tokens, D model dim, H heads, P feature dim, S directions, M landmarks; of a
+piece b sequences and n tokens.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primal_attention.ops.chunks import Scratch, masked, piece_slices
+from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.landmarks import Landmarks
+from primal_attention.ops.op import Op
+from primal_attention.ops.projected.passes import add_gradients_in_pieces, weights_in_pieces
+from primal_attention.ops.projected_scores import reference
+from primal_attention.ops.projected_scores.reference import ProjectedScores
+from primal_attention.ops.running_mean import token_counts
+from primal_attention.ops.running_mean.chunked import running_sums
+from primal_attention.ops.scores.piece import (
+    add_gradients,
+    add_scores,
+    given_gradients,
+    stacked,
+    zero_gradients,
+)
+from primal_attention.precision import exact
+
+
+def projected_scores(
+    x: Tensor,  # [B, N, D], float32 or float64
+    weight: Tensor,  # [2 H P, D]: of the queries, then of the keys
+    shift: Tensor | None,  # [2 H P]
+    w_e: Tensor,  # [H, M, S] with landmarks, [H, P, S] without
+    w_r: Tensor,
+    landmarks: Landmarks | None = None,  # of x; None for weights that are the parameters
+    *,
+    causal: bool = False,  # q and k become their means up to each token
+    token_mask: Tensor | None = None,  # [B, N], True = real token
+    map_q: str = "cosine",
+    map_k: str = "cosine",
+) -> ProjectedScores:
+    """The same values as the reference."""
+    index, scale = (None, 1.0) if landmarks is None else landmarks[1:]
+    tensors = x, weight, shift, w_e, w_r
+    return ProjectedScores(*_forward(*tensors, index, scale, causal, token_mask, map_q, map_k))
+
+
+Where = tuple[slice, slice]  # sequences and tokens of a piece
+
+
+class _Means:
+    """Means up to each token, or their gradients, carried on from piece to piece."""
+
+    def __init__(self, x: Tensor, token_mask: Tensor | None, *, backward: bool):
+        self.counts, self.mask = token_counts(x, token_mask, None).clamp(min=1), token_mask
+        self.backward, self.last = backward, x.shape[1]
+        self.carried, self.scratch = x.new_empty(0), Scratch(x)
+
+    def take(self, z: Tensor, where: Where) -> None:
+        """In the place of z [b, n, G, P]."""
+        sums = self._sums(masked(z, _at(self.mask, where)), where)
+        torch.div(sums, self._t(where), out=z)
+
+    def pass_on(self, d_mean: Tensor, where: Where) -> Tensor:
+        """What the tokens get from the gradients [b, n, G, P] of the means, which are lost."""
+        return masked(self._sums(d_mean.div_(self._t(where)), where), _at(self.mask, where))
+
+    def _t(self, where: Where) -> Tensor:
+        return self.counts[where][:, :, None, None]
+
+    def _sums(self, values: Tensor, where: Where) -> Tensor:
+        _, tokens = where
+        begins = tokens.stop == self.last if self.backward else tokens.start == 0
+        start = torch.zeros_like(values[:, 0]) if begins else self.carried
+        room = self.scratch.room("sums", *values.shape)
+        sums = running_sums(values, start, room, reverse=self.backward)
+        self.carried = sums[:, 0 if self.backward else -1].clone()
+        return sums
+
+
+def _at(tensor: Tensor | None, where: Where) -> Tensor | None:
+    return None if tensor is None else tensor[where]
+
+
+@exact
+def forward_in_pieces(
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    index: Tensor | None,
+    scale: float,
+    causal: bool,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Scores, energies, queries and keys, and both weights."""
+    scores, energies, qk, *_ = _empty_outputs(x, weight, shift, w_e, w_r, index)
+    e, r, _, _ = weights_in_pieces(x, index, w_e, w_r, None, None, scale)
+    weights, energies, scratch = stacked(e, r, len(x)), energies.zero_(), Scratch(x)
+    means = _Means(x, token_mask, backward=False) if causal else None
+    for where in piece_slices(qk.flatten(2, 3)):
+        z, mask, (sequences, _) = qk[where], _at(token_mask, where), where
+        _project(x[where].flatten(0, 1), weight, shift, z.view(-1, len(weight)))
+        if means is not None:
+            means.take(z.flatten(2, 3), where)
+        of_piece = scores[where], energies[sequences]
+        add_scores(z, weights[sequences], mask, (map_q, map_k), *of_piece, scratch)
+    return scores, energies, qk, e, r
+
+
+def _project(x: Tensor, weight: Tensor, shift: Tensor | None, rows: Tensor) -> None:
+    """Write the rows W x + b."""
+    if shift is None:
+        torch.mm(x, weight.mT, out=rows)
+    else:
+        torch.addmm(shift, x, weight.mT, out=rows)
+
+
+def _empty_outputs(
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    index: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (B, N, _), (H, _, S), P = x.shape, w_e.shape, len(weight) // (2 * len(w_e))
+    given = (H, P, S) if index is None else (B, H, P, S)
+    return (
+        x.new_empty((B, N, 2, H, S)),
+        x.new_empty((B, 2, H, S)),
+        x.new_empty((B, N, 2, H, P)),
+        x.new_empty(given),
+        x.new_empty(given),
+    )
+
+
+@exact
+def backward_in_pieces(
+    x: Tensor,
+    weight: Tensor,
+    shift: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    index: Tensor | None,
+    scale: float,
+    causal: bool,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    scores: Tensor,
+    qk: Tensor,
+    e: Tensor,
+    r: Tensor,
+    d_scores: Tensor | None,
+    d_energies: Tensor | None,
+    d_qk: Tensor | None,
+    d_e: Tensor | None,
+    d_r: Tensor | None,
+    of_x: bool,
+    of_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first five inputs; empty where they are not given or not wanted."""
+    dx, d_weight, d_shift, *_ = _empty_gradients(x, weight, shift, w_e, w_r, of_x, of_weight)
+    weights = stacked(e, r, len(x))
+    sums, d_weight, d_shift = zero_gradients(weights), d_weight.zero_(), d_shift.zero_()
+    means = _Means(x, token_mask, backward=True) if causal else None
+    scratch = Scratch(x)
+    for where in reversed(list(piece_slices(qk.flatten(2, 3)))):
+        z, mask, (sequences, _) = qk[where], _at(token_mask, where), where
+        d_rows = scratch.room("d_rows", *z.shape)
+        d_outputs = _at(d_scores, where), None if d_energies is None else d_energies[sequences]
+        given = z, weights[sequences], mask, (map_q, map_k), scores[where], *d_outputs
+        add_gradients(*given, d_rows, sums[sequences], scratch)
+        if d_qk is not None:
+            d_rows += d_qk[where]
+        if means is not None:
+            d_rows = means.pass_on(d_rows.flatten(2, 3), where)
+        rows = d_rows.view(-1, len(weight))
+        if of_x:
+            torch.mm(rows, weight, out=dx[where].view(-1, x.shape[-1]))
+        if of_weight:
+            d_weight.addmm_(rows.mT, x[where].flatten(0, 1))
+        if shift is not None:
+            d_shift += rows.sum(0)
+    by_scores = given_gradients(sums, e, r)
+    total_e, total_r = (
+        one if other is None else one + other
+        for one, other in zip(by_scores, (d_e, d_r), strict=True)
+    )
+    d_weights = e, r, total_e, total_r, None, None
+    dw_e, dw_r, _, _ = add_gradients_in_pieces(
+        x, index, w_e, w_r, None, None, scale, *d_weights, dx if of_x else None
+    )
+    return dx, d_weight, d_shift, dw_e, dw_r
+
+
+def _empty_gradients(
+    x: Tensor, weight: Tensor, shift: Tensor | None, w_e: Tensor, w_r: Tensor, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *_, of_x, of_weight = options
+    return (
+        x.new_empty(x.shape if of_x else 0),
+        x.new_empty(weight.shape if of_weight else 0),
+        x.new_empty(0 if shift is None else shift.shape),
+        w_e.new_empty(w_e.shape),
+        w_r.new_empty(w_r.shape),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, index, scale, causal, token_mask, map_q, map_k = inputs
+    scores, _, qk, e, r = output
+    ctx.options = scale, causal, map_q, map_k
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, index, token_mask, scores, qk, e, r)
+
+
+def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, index, token_mask, scores, qk, e, r = ctx.saved_tensors
+    scale, causal, *maps = ctx.options
+    options = index, scale, causal, token_mask, *maps
+    if torch.is_grad_enabled():
+        whole = partial(_whole, options)
+        grads = differentiable_gradients(whole, tensors, d_outputs)
+    else:
+        wanted = ctx.needs_input_grad[: len(tensors)]
+        computed = _backward(*tensors, *options, scores, qk, e, r, *d_outputs, *wanted[:2])
+        grads = [grad if wants else None for wants, grad in zip(wanted, computed, strict=True)]
+    return (*grads, *[None] * len(options))
+
+
+def _whole(options: tuple[Any, ...], *tensors: Any) -> ProjectedScores:
+    """The reference, differentiable as often as one likes."""
+    return reference.projected_scores(*tensors, *options)
+
+
+_forward = Op(
+    "projected_scores_forward",
+    forward_in_pieces,
+    _empty_outputs,
+    gradients=_gradients,
+    save=_save,
+)
+_backward = Op("projected_scores_backward", backward_in_pieces, _empty_gradients)
