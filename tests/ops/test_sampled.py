@@ -55,9 +55,10 @@ def test_the_reference_is_the_formula(scores):
 
 @pytest.mark.parametrize("scores", ["both", "e", "r"])
 @pytest.mark.parametrize("scale", [1.0, 1.25])
-def test_composed_it_equals_the_reference(scores, scale):
-    inputs = [randn(B, N, H * P), *matrices(scores=scores)]
-    index = scattered()
+@pytest.mark.parametrize("count", [M, 61])
+def test_composed_it_equals_the_reference(scores, scale, count):
+    inputs = [randn(B, N, H * P), *matrices(count, scores=scores)]
+    index = scattered(count)
     assert_same(
         run(sampled_weights, index, scale), run(reference.sampled_weights, index, scale), inputs
     )
@@ -107,25 +108,28 @@ def test_tokens_and_parameters_may_be_views():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("count", [M, 61])
 @pytest.mark.parametrize("op", [sampled_weights, reference.sampled_weights])
-def test_what_is_no_landmark_reaches_nothing(op, bad):
-    x, index = randn(B, N, H * P), scattered()
+def test_what_is_no_landmark_reaches_nothing(op, count, bad):
+    x, index = randn(B, N, H * P), scattered(count)
     taken = torch.zeros(B, N, dtype=torch.bool)
     for b in range(B):
         taken[b, index[b][index[b] >= 0]] = True
     assert not taken[:, 0].all(), "no bad token stands where a missing landmark would be looked up"
     poisoned = torch.where(taken[..., None], x, bad)
-    clean = gradients(run(op, index), [x, *matrices()])
-    assert_identical(gradients(run(op, index), [poisoned, *matrices()]), clean)
+    clean = gradients(run(op, index), [x, *matrices(count)])
+    assert_identical(gradients(run(op, index), [poisoned, *matrices(count)]), clean)
     assert not clean[1][0][~taken].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_dtypes(dtype):
+@pytest.mark.parametrize("count", [M, 61])
+def test_dtypes(dtype, count):
     """Outputs are float32 whatever comes in; gradients have the dtype of their input."""
-    inputs = [each.to(dtype) for each in (randn(B, N, H * P), *matrices())]
-    outputs, grads = gradients(run(sampled_weights, scattered()), inputs)
-    exact = gradients(run(reference.sampled_weights, scattered()), [x.double() for x in inputs])
+    inputs = [each.to(dtype) for each in (randn(B, N, H * P), *matrices(count))]
+    index = scattered(count)
+    outputs, grads = gradients(run(sampled_weights, index), inputs)
+    exact = gradients(run(reference.sampled_weights, index), [x.double() for x in inputs])
     for output, expected in zip(outputs, exact[0], strict=True):
         assert output.dtype == torch.float32
         torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)

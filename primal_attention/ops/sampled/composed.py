@@ -24,6 +24,11 @@ from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.op import Op
 from primal_attention.ops.sampled import reference
+from primal_attention.ops.sampled.by_token import (
+    add_gradients_by_token,
+    is_by_token,
+    weights_by_token,
+)
 from primal_attention.ops.sampled.reference import SampledWeights
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
@@ -54,9 +59,12 @@ def forward_composed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_e, W_r, A_e and A_r; empty where they are not wanted."""
     w = torch.cat((w_e, w_r), -1)
-    x_sampled = _by_head(x, index, w)
-    both = einsum(x_sampled, w.to(x_sampled), "b h m p, h m s -> h b p s").mul_(scale)
-    e, r = (_batch_first(side) for side in both.chunk(2, -1))
+    if is_by_token(x, index):
+        both = weights_by_token(x, index, w).transpose(0, 1)
+    else:
+        x_sampled = _by_head(x, index, w)
+        both = einsum(x_sampled, w.to(x_sampled), "b h m p, h m s -> h b p s")
+    e, r = (_batch_first(side) for side in both.mul_(scale).chunk(2, -1))
     a_e, a_r = (x.new_empty(0) if c is None else w @ c.to(w) for w, c in ((e, c_e), (r, c_r)))
     return e, r, a_e, a_r
 
@@ -132,11 +140,14 @@ def add_gradients(
     total_r, dc_r = side_backward(r, c_r, d_r, da_r)
     d_both = torch.cat([side.transpose(0, 1) for side in (total_e, total_r)], -1).mul_(scale)
     w = torch.cat((w_e, w_r), -1)
-    dw = einsum(_by_head(x, index, w), d_both, "b h m p, h b p s -> h m s")
+    if is_by_token(x, index):
+        dw = add_gradients_by_token(x, index, w, d_both.transpose(0, 1), dx)
+    else:
+        dw = einsum(_by_head(x, index, w), d_both, "b h m p, h b p s -> h m s")
+        if dx is not None:
+            d_sampled = einsum(d_both, w.to(d_both), "h b p s, h m s -> h b p m")
+            _add_rows(dx, index, rearrange(d_sampled, "h b p m -> b m (h p)"))
     dw_e, dw_r = (w_e.new_empty(w_e.shape).copy_(part) for part in dw.chunk(2, -1))
-    if dx is not None:
-        d_sampled = einsum(d_both, w.to(d_both), "h b p s, h m s -> h b p m")
-        _add_rows(dx, index, rearrange(d_sampled, "h b p m -> b m (h p)"))
     return dw_e, dw_r, dc_e, dc_r
 
 
