@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from primal_attention.ops.column_sum import linear
 from primal_attention.ops.products import is_large_on_cpu
 
+_MANY = 1 << 24  # multiplications of one projection
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -45,7 +46,7 @@ def projected(x: Tensor, projection: nn.Module) -> Tensor:
     if torch.is_grad_enabled() and is_plain(projection):
         weight, bias = projection.weight, projection.bias
         dtype = projected_dtype(x, weight)
-        if dtype is not None and bias is not None and (x.is_cuda or is_work_of_cpu(x, weight)):
+        if dtype is not None and bias is not None and _gains(x, weight):
             return linear(x.to(dtype), weight.to(dtype), bias.to(dtype))
     y: Tensor = projection(x)
     return y
@@ -58,9 +59,16 @@ def projected_rows(x: Tensor, projection: PackedProjection) -> Tensor:
     return linear(x, projection.weight, projection.bias)
 
 
+def _gains(x: Tensor, weight: Tensor) -> bool:
+    """Whether the op is quicker; the compiler has quick products of its own on a CPU."""
+    return x.is_cuda or (not torch.compiler.is_compiling() and is_large_on_cpu(x, weight))
+
+
 def is_work_of_cpu(x: Tensor, weight: Tensor) -> bool:
-    """Whether a CPU has much to do; its compiler has quick products of its own."""
-    return not torch.compiler.is_compiling() and is_large_on_cpu(x, weight)
+    """Whether multiplications take most of the time: many of them, in float32, not compiled."""
+    on_cpu = x.is_cpu and x.dtype == weight.dtype == torch.float32
+    many = x.numel() * weight.shape[0] >= _MANY
+    return on_cpu and many and not torch.compiler.is_compiling()
 
 
 def score_projection(
