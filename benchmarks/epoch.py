@@ -43,7 +43,7 @@ def main() -> None:
     arguments = parse_arguments()
     logging.disable(logging.WARNING)
     fabric = launch(arguments.precision, accelerator=arguments.accelerator, devices=1)
-    rows = []
+    rows, commit = [], current_commit()  # before the rows are changed, which are part of it
     for name in arguments.sets:
         for protocol in ("paper", "clean"):
             times = time_steps(name, protocol, fabric, arguments)
@@ -61,7 +61,7 @@ def main() -> None:
                     "device": device_name(fabric.device),
                     "threads": torch.get_num_threads(),
                     "torch": torch.__version__,
-                    "commit": current_commit(),
+                    "commit": commit,
                 }
                 print("  ".join(f"{value!s:>12}" for value in list(row.values())[:9]), flush=True)
                 rows.append(row)
