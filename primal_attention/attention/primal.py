@@ -307,10 +307,12 @@ class PrimalAttention(KSVDLayer):
 
         A CPU has fewer multiplications then, unless scores are more than what heads output.
         """
-        plain = is_plain(self.score_proj) and is_plain(self.out_proj)
+        if not (is_plain(self.score_proj) and is_plain(self.out_proj)) or self.weights == "dual":
+            return False
         narrow = self.scores == "both" and 2 * self.num_directions <= self.head_dim
-        has_parameters = self._weight_parameters() is not None
-        return plain and narrow and has_parameters and is_work_of_cpu(x, self.out_proj.weight)
+        weight = self.out_proj.weight
+        alike = weight.dtype == self.score_proj.weight.dtype
+        return narrow and alike and is_work_of_cpu(x, weight)
 
     def _projections(self) -> list[nn.Module]:
         """Those of the tokens, in the order in which the ops take them."""
