@@ -59,28 +59,28 @@ class _Means:
     def __init__(self, x: Tensor, token_mask: Tensor | None, *, backward: bool):
         self.counts, self.mask = token_counts(x, token_mask, None).clamp(min=1), token_mask
         self.backward, self.last = backward, x.shape[1]
-        self.carried, self.scratch = x.new_empty(0), Scratch(x)
+        self.carried = x.new_empty(0)
 
     def take(self, z: Tensor, where: Where) -> None:
         """In the place of z [b, n, G, P]."""
-        sums = self._sums(masked(z, _at(self.mask, where)), where)
-        torch.div(sums, self._t(where), out=z)
+        self._sum(masked(z, _at(self.mask, where)), z, where)
+        z /= self._t(where)
 
     def pass_on(self, d_mean: Tensor, where: Where) -> Tensor:
         """What the tokens get from the gradients [b, n, G, P] of the means, which are lost."""
-        return masked(self._sums(d_mean.div_(self._t(where)), where), _at(self.mask, where))
+        d_mean /= self._t(where)
+        self._sum(d_mean, d_mean, where)
+        return masked(d_mean, _at(self.mask, where))
 
     def _t(self, where: Where) -> Tensor:
         return self.counts[where][:, :, None, None]
 
-    def _sums(self, values: Tensor, where: Where) -> Tensor:
+    def _sum(self, values: Tensor, room: Tensor, where: Where) -> None:
         _, tokens = where
         begins = tokens.stop == self.last if self.backward else tokens.start == 0
         start = torch.zeros_like(values[:, 0]) if begins else self.carried
-        room = self.scratch.room("sums", *values.shape)
-        sums = running_sums(values, start, room, reverse=self.backward)
-        self.carried = sums[:, 0 if self.backward else -1].clone()
-        return sums
+        running_sums(values, start, room, reverse=self.backward)
+        self.carried = room[:, 0 if self.backward else -1].clone()
 
 
 def _at(tensor: Tensor | None, where: Where) -> Tensor | None:

@@ -77,12 +77,13 @@ def running_sums(
 ) -> Tensor:
     """The start and the values [B, n, H, C] up to each token, or from each on, added up.
 
-    They may be in the room that is given for them. Blocks of tokens are walked through side by
-    side: along this axis ``cumsum`` is slow on a CPU.
+    They are written to the room that is given for them, which may be that of the values. Blocks of
+    tokens are walked through side by side: along this axis ``cumsum`` is slow on a CPU.
     """
     if values.shape[1] % _BLOCK:
         sums = values.flip(1).cumsum(1).flip(1) if reverse else values.cumsum(1)
-        return sums.add_(start[:, None])
+        sums += start[:, None]
+        return sums if room is None else room.copy_(sums)
     if room is None:
         room = torch.empty_like(values, memory_format=torch.contiguous_format)
     blocks = _in_blocks(room)  # [B, blocks, tokens of a block, H, C]
