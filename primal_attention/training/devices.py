@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -34,7 +39,8 @@ def launch(
     if (strategy, precision) == ("fsdp", "fp16"):
         raise ValueError("fsdp goes with precision fp32 or bf16, got 'fp16'")
     try:
-        from lightning_fabric import Fabric
+        with _version_alone("torchmetrics"):
+            from lightning_fabric import Fabric
     except ModuleNotFoundError as error:
         message = "training needs Lightning Fabric: pip install 'primal-attention[train]'"
         raise ModuleNotFoundError(message, name=error.name) from error
@@ -50,6 +56,27 @@ def launch(
         raise ValueError("precision fp16 needs a GPU; bf16 and fp32 do not")
     fabric.launch()
     return fabric
+
+
+@contextmanager
+def _version_alone(package: str) -> Iterator[None]:
+    """Importing the package gives its version and nothing else.
+
+    Lightning Fabric imports torchmetrics to compare its version, and torchmetrics imports
+    transformers and torchvision where they are installed: seconds before the first step.
+    """
+    stand_in = ModuleType(package)
+    try:
+        stand_in.__dict__["__version__"] = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        yield
+        return
+    found = sys.modules.setdefault(package, stand_in)
+    try:
+        yield
+    finally:
+        if found is stand_in:
+            del sys.modules[package]
 
 
 def finish(fabric: Fabric) -> None:

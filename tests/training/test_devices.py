@@ -1,5 +1,8 @@
 """What can be asked of the devices."""
 
+import subprocess
+import sys
+
 import pytest
 
 from primal_attention.training import finish, launch
@@ -31,3 +34,16 @@ def test_one_process_has_no_others_to_wait_for():
     assert (fabric.world_size, fabric.global_rank) == (1, 0)
     finish(fabric)
     finish(fabric)
+
+
+def test_what_fabric_looks_at_alone_is_not_imported_with_it():
+    """In a process of its own: torchmetrics would bring transformers and torchvision."""
+    program = """
+import sys
+from primal_attention.training import launch
+launch(accelerator="cpu", devices=1)
+assert not {"torchmetrics", "transformers", "torchvision"} & set(sys.modules)
+from torchmetrics import Metric
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
