@@ -14,7 +14,10 @@ from primal_attention.training.recipes import find_recipe
 SEEDS = 3
 TASKS = ("listops", "image", "text", "pathfinder")
 LEARNING_RATES = (5e-4, 1e-3, 1e-4)
-LANDMARKS = ((0.6, 0.5), (0.6, 0.0), (0.0, 0.5), (0.0, 0.0))  # jitter, dropout
+LANDMARKS = (  # jitter, dropout
+    *((0.6, 0.5), (0.6, 0.0), (0.0, 0.5), (0.0, 0.0)),
+    *((2.0, 0.5), (2.0, 0.8), (8.0, 0.5), (8.0, 0.8)),  # landmarks that leave their places
+)
 OBJECTIVES = (("released_batch", 0.1), ("explained_energy", 0.01))  # and eta
 
 
