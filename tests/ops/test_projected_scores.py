@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primal_attention.ops import chunks
+from primal_attention.ops import chunks, products
 from primal_attention.ops.landmarks import choose_landmarks
 from primal_attention.ops.projected_scores import projected_scores, reference
 
@@ -99,6 +99,22 @@ def test_the_tokens_may_be_a_view():
     x, *tensors = inputs("sampled")
     ours, wanted = (transposed(op) for op in both("sampled"))
     assert_same(ours, wanted, [x.transpose(0, 1).contiguous(), *tensors])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_products_by_onednn(kind, bias, monkeypatch):
+    monkeypatch.setattr(products, "_LARGE", 0)
+    ours, wanted = both(kind, MASKS["holes"])
+    tensors = inputs(kind, bias=bias)
+    narrow = [x if x is None else x.float() for x in tensors]
+    narrow[0] = narrow[0].transpose(0, 1).contiguous().transpose(0, 1)  # a view of other strides
+    by_onednn, eager, exact = (
+        [each for part in gradients(*run) for each in part]
+        for run in ((ours, narrow), (wanted, narrow), (wanted, tensors))
+    )
+    for one, other, right in zip(by_onednn, eager, exact, strict=True):
+        assert (one - right).norm() <= 2 * (other - right).norm() + 1e-7 * right.norm()
 
 
 def test_causal_scores_see_no_later_token():

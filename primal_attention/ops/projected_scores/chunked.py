@@ -16,6 +16,7 @@ from primal_attention.ops.chunks import Scratch, masked, piece_slices
 from primal_attention.ops.gradients import differentiable_gradients
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.op import Op
+from primal_attention.ops.products import affine
 from primal_attention.ops.projected.passes import add_gradients_in_pieces, weights_in_pieces
 from primal_attention.ops.projected_scores import reference
 from primal_attention.ops.projected_scores.reference import ProjectedScores
@@ -102,26 +103,18 @@ def forward_in_pieces(
     map_k: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Scores, energies, queries and keys, and both weights."""
-    scores, energies, qk, *_ = _empty_outputs(x, weight, shift, w_e, w_r, index)
+    scores, energies, *_ = _empty_outputs(x, weight, shift, w_e, w_r, index)
+    qk = affine(x, weight, shift).view(*x.shape[:2], 2, len(w_e), -1)
     e, r, _, _ = weights_in_pieces(x, index, w_e, w_r, None, None, scale)
     weights, energies, scratch = stacked(e, r, len(x)), energies.zero_(), Scratch(x)
     means = _Means(x, token_mask, backward=False) if causal else None
     for where in piece_slices(qk.flatten(2, 3)):
         z, mask, (sequences, _) = qk[where], _at(token_mask, where), where
-        _project(x[where].flatten(0, 1), weight, shift, z.view(-1, len(weight)))
         if means is not None:
             means.take(z.flatten(2, 3), where)
         of_piece = scores[where], energies[sequences]
         add_scores(z, weights[sequences], mask, (map_q, map_k), *of_piece, scratch)
     return scores, energies, qk, e, r
-
-
-def _project(x: Tensor, weight: Tensor, shift: Tensor | None, rows: Tensor) -> None:
-    """Write the rows W x + b."""
-    if shift is None:
-        torch.mm(x, weight.mT, out=rows)
-    else:
-        torch.addmm(shift, x, weight.mT, out=rows)
 
 
 def _empty_outputs(
@@ -187,7 +180,7 @@ def backward_in_pieces(
             d_rows = means.pass_on(d_rows.flatten(2, 3), where)
         rows = d_rows.view(-1, len(weight))
         if of_x:
-            torch.mm(rows, weight, out=dx[where].view(-1, x.shape[-1]))
+            dx[where] = affine(rows, weight.mT).view(dx[where].shape)
         if of_weight:
             d_weight.addmm_(rows.mT, x[where].flatten(0, 1))
         if shift is not None:

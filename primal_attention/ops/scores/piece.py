@@ -109,12 +109,12 @@ def add_gradients(
     for heads in _heads(qk, weights, token_mask, maps):
         score, dz = accumulate(heads.of(scores)), heads.of(d_qk)
         d_score, product = (scratch.room(name, *score.shape) for name in ("d_score", "product"))
-        if d_scores is None:
-            d_score.zero_()
+        given = d_score.zero_() if d_scores is None else zeroed(heads.of(d_scores), heads.mask)
+        if d_energies is None:
+            d_score.copy_(given)
         else:
-            d_score.copy_(zeroed(heads.of(d_scores), heads.mask))
-        if d_energies is not None:
-            d_score.addcmul_(score, heads.of_sums(d_energies)[:, None], value=2.0)
+            of_energies = heads.of_sums(d_energies)[:, None]
+            torch.addcmul(given, score, of_energies, value=2.0, out=d_score)
         if heads.feature_map == "cosine":
             inverse = inverse_norm(heads.z)
             d_score *= inverse
