@@ -28,6 +28,22 @@ class PrimalState(NamedTuple):
     key_sum: Tensor  # sum of phi_k [B, H, P] for maps with a normaliser, else [B, H, 0]
 
 
+def first_state(
+    like: Tensor,  # a parameter of the layer
+    batch_size: int,
+    num_heads: int,
+    side: tuple[int, ...],  # the shape of either sum, of one head
+    key_features: int,
+) -> PrimalState:
+    """The state before the first token."""
+
+    def zeros(*shape: int) -> Tensor:
+        return like.new_zeros((batch_size, *shape), dtype=accumulation_dtype(like.dtype))
+
+    sides = zeros(num_heads, *side), zeros(num_heads, *side)
+    return PrimalState(*sides, zeros(), zeros(num_heads, key_features))
+
+
 class CausalSides(NamedTuple):
     """Both sides of the kernel at each token, seen from that token."""
 

@@ -64,6 +64,14 @@ def _gains(x: Tensor, weight: Tensor) -> bool:
     return x.is_cuda or (not torch.compiler.is_compiling() and is_large_on_cpu(x, weight))
 
 
+def is_one_map(x: Tensor, score_proj: nn.Module, out_proj: nn.Module) -> bool:
+    """Whether both projections of the scores may be one, which saves a CPU multiplications."""
+    if not (is_plain(score_proj) and is_plain(out_proj)):
+        return False
+    alike = out_proj.weight.dtype == score_proj.weight.dtype
+    return alike and is_work_of_cpu(x, out_proj.weight)
+
+
 def is_work_of_cpu(x: Tensor, weight: Tensor) -> bool:
     """Whether multiplications take most of the time: many of them, in float32, not compiled."""
     on_cpu = x.is_cpu and x.dtype == weight.dtype == torch.float32

@@ -6,14 +6,13 @@ M landmarks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.causal import PrimalState
+from primal_attention.attention.causal import PrimalState, first_state
 from primal_attention.attention.features import FeaturePair
 from primal_attention.attention.folded import FoldedPrimalAttention, fold_static
 from primal_attention.attention.masks import Tokens, check_inputs, real_tokens, zero_padding
@@ -32,8 +31,7 @@ from primal_attention.attention.packed import (
 )
 from primal_attention.attention.packing import (
     in_projected_dtype,
-    is_plain,
-    is_work_of_cpu,
+    is_one_map,
     packed_projection,
     projected,
     projected_rows,
@@ -50,6 +48,7 @@ from primal_attention.attention.passes import (
 )
 from primal_attention.attention.released import read_released
 from primal_attention.attention.statistics import KSVDLayer, Scored, ksvd_statistics
+from primal_attention.attention.weights import check_weights
 from primal_attention.feature_maps import FeatureMapSpec
 from primal_attention.ops.landmarks import Landmarks, choose_landmarks
 from primal_attention.precision import accumulation_dtype
@@ -115,23 +114,9 @@ class PrimalAttention(KSVDLayer):
             samples_per_direction=samples_per_direction,
             max_tokens=max_tokens,
         )
-        check_choice("weights", weights, ("static", "sampled", "dual"))
+        check_weights(weights, causal=causal, gain=gain, landmark_jitter=landmark_jitter)
         check_choice("scores", scores, ("both", "e", "r"))
         check_probabilities(landmark_dropout=landmark_dropout, dropout=dropout)
-        if not 0 <= landmark_jitter < math.inf:
-            raise ValueError(
-                f"landmark_jitter must be finite and not negative, got {landmark_jitter}"
-            )
-        if not 0 < gain < math.inf or (gain != 1 and weights == "dual"):
-            raise ValueError(
-                f"gain must be positive and finite, and 1 with weights='dual', which have no w_e "
-                f"and w_r; got {gain} and weights={weights!r}"
-            )
-        if causal and weights == "sampled":
-            raise ValueError(
-                "causal=True does not go with weights='sampled': landmarks show every token the "
-                "future; use weights='static' or weights='dual'"
-            )
         super().__init__(num_heads, num_directions)
         self.dim, self.head_dim = dim, head_dim
         self.weights, self.causal, self.scores = weights, causal, scores
@@ -221,16 +206,10 @@ class PrimalAttention(KSVDLayer):
     def init_state(self, batch_size: int) -> PrimalState:
         """The state before the first token of ``batch_size`` sequences."""
         self._check_causal("init_state")
-        weight, P = self.q_proj.weight, self.features.feature_dim
+        P = self.features.feature_dim
         side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
-
-        def zeros(*shape: int) -> Tensor:
-            dtype = accumulation_dtype(weight.dtype)
-            return torch.zeros(batch_size, *shape, dtype=dtype, device=weight.device)
-
-        key_sum = zeros(self.num_heads, P if self.features.normalised else 0)
-        sides = zeros(self.num_heads, *side), zeros(self.num_heads, *side)
-        return PrimalState(*sides, zeros(), key_sum)
+        key_features = P if self.features.normalised else 0
+        return first_state(self.q_proj.weight, batch_size, self.num_heads, side, key_features)
 
     def prefill(
         self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
@@ -307,12 +286,8 @@ class PrimalAttention(KSVDLayer):
 
         A CPU has fewer multiplications then, unless scores are more than what heads output.
         """
-        if not (is_plain(self.score_proj) and is_plain(self.out_proj)) or self.weights == "dual":
-            return False
         narrow = self.scores == "both" and 2 * self.num_directions <= self.head_dim
-        weight = self.out_proj.weight
-        alike = weight.dtype == self.score_proj.weight.dtype
-        return narrow and alike and is_work_of_cpu(x, weight)
+        return self.weights != "dual" and narrow and is_one_map(x, self.score_proj, self.out_proj)
 
     def _projections(self) -> list[nn.Module]:
         """Those of the tokens, in the order in which the ops take them."""

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from primal_attention import PrimalAttention, ksvd_loss
-from primal_attention.attention import primal
+from primal_attention.attention import packing
 from primal_attention.attention.statistics import Grams, Scored
 
 B, N, D, H, S = 2, 17, 33, 3, 5
@@ -21,7 +21,7 @@ OBJECTIVES = ["zero", "released", "released_batch", "explained_energy"]
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
     """Every input counts as a large one."""
-    monkeypatch.setattr(primal, "is_work_of_cpu", lambda x, weight: True)
+    monkeypatch.setattr(packing, "is_work_of_cpu", lambda x, weight: True)
 
 
 def made(dtype=torch.float64, **options):
@@ -47,7 +47,7 @@ def maps_scores(layer, x):
 def assert_agrees_with_outputs_of_heads(monkeypatch, layer, x, objective, tolerance=1e-9, **masks):
     assert maps_scores(layer, x)
     got = step(layer, x, objective, **masks)
-    monkeypatch.setattr(primal, "is_work_of_cpu", lambda x, weight: False)
+    monkeypatch.setattr(packing, "is_work_of_cpu", lambda x, weight: False)
     assert not maps_scores(layer, x)
     for one, other in zip(got, step(layer, x, objective, **masks), strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
@@ -95,7 +95,7 @@ def test_gram_matrices_can_be_had_afterwards(monkeypatch):
     layer, x = made()
     assert maps_scores(layer, x)
     grams = layer.ksvd_runs[-1].grams
-    monkeypatch.setattr(primal, "is_work_of_cpu", lambda x, weight: False)
+    monkeypatch.setattr(packing, "is_work_of_cpu", lambda x, weight: False)
     layer(x)
     run = layer.ksvd_runs[-1]
     assert isinstance(run.sums, Grams)
