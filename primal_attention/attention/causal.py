@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from primal_attention.attention.features import FeaturePair, Side
@@ -38,7 +39,8 @@ def first_state(
     """The state before the first token."""
 
     def zeros(*shape: int) -> Tensor:
-        return like.new_zeros((batch_size, *shape), dtype=accumulation_dtype(like.dtype))
+        dtype = accumulation_dtype(like.dtype)  # a plain tensor, whatever kind the parameter is of
+        return torch.zeros(batch_size, *shape, dtype=dtype, device=like.device)
 
     sides = zeros(num_heads, *side), zeros(num_heads, *side)
     return PrimalState(*sides, zeros(), zeros(num_heads, key_features))

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from primal_attention import PrimalAttention
 from primal_attention.ops.dual_causal import pieces
 from primal_attention.ops.scan import chunked
 
@@ -228,3 +229,14 @@ def test_a_step_of_the_wrong_shape_is_refused():
     for x_t in (randn(B, 1, D), randn(B, D + 1), randn(D)):
         with pytest.raises((ValueError, IndexError)):
             layer.step(x_t, layer.init_state(B))
+
+
+@pytest.mark.parametrize("weights", ["static", "dual"])
+def test_the_first_state_is_of_plain_tensors(weights):
+    class Sharded(torch.Tensor):
+        """A kind of its own, as the parameters of sharded and of quantised layers are."""
+
+    layer = PrimalAttention(12, 3, 2, weights=weights, causal=True)
+    layer.q_proj.weight = torch.nn.Parameter(layer.q_proj.weight.detach().as_subclass(Sharded))
+    assert isinstance(layer.q_proj.weight, Sharded)
+    assert all(type(each) is torch.Tensor for each in layer.init_state(2))
