@@ -22,7 +22,7 @@ import torch
 
 from primal_attention.whole_files import replacing
 
-OFF = "PRIMAL_ATTENTION_NATIVE"  # the environment variable; 0: nothing is compiled or loaded
+OFF = "PRIMAL_NATIVE"  # the environment variable; 0: nothing is compiled or loaded
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17", "-shared", "-fPIC")
 _SECONDS = 120  # that a compiler may take
 _log, _lock = logging.getLogger(__name__), Lock()
@@ -33,20 +33,16 @@ def library(source: Path) -> ctypes.CDLL | None:
     if os.environ.get(OFF) == "0":
         return None
     with _lock:
-        return _library(source, *_place_and_compiler())
-
-
-def _place_and_compiler() -> tuple[Path, str]:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "primal_attention", os.environ.get("CXX") or "c++"
+        return _library(source, os.environ.get("XDG_CACHE_HOME"), os.environ.get("CXX") or "c++")
 
 
 @cache
-def _library(source: Path, folder: Path, compiler: str) -> ctypes.CDLL | None:
+def _library(source: Path, caches: str | None, compiler: str) -> ctypes.CDLL | None:
     """Compiled once in a process; a failure stays one too."""
     try:
+        folder = Path(caches or Path.home() / ".cache") / "primal_attention"
         return ctypes.CDLL(str(_compiled(source, folder, compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # or there is no home
         said = getattr(error, "stderr", None) or error
         _log.info("%s is not used: %s", source.name, said)
         return None

@@ -82,6 +82,15 @@ def test_a_folder_that_cannot_be_made(source, place):
     assert native.library(source) is None
 
 
+def test_without_a_home(source, monkeypatch):
+    def none():
+        raise RuntimeError("there is no home")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(native.Path, "home", none)
+    assert native.library(source) is None
+
+
 def test_it_can_be_turned_off(source, place, monkeypatch):
     monkeypatch.setenv(native.OFF, "0")
     assert native.library(source) is None
@@ -113,6 +122,7 @@ SIZES = [  # batch, tokens, heads, feature dim, directions
     (2, 17, 5, 67, 31),
     (1, 1, 1, 1, 1),
     (2, 5, 1, 130, 70),
+    (2, 1061, 2, 13, 30),  # several tasks for a sequence
 ]
 
 
@@ -148,17 +158,18 @@ def test_what_stands_at_masked_tokens_reaches_nothing(bad):
 
 
 @needs_compiler
-def test_results_do_not_depend_on_the_number_of_threads():
-    tensors, results = inputs(1, 211, 3, 13, 5, shared=True), []
+@pytest.mark.parametrize("length", [211, 1061])
+def test_results_do_not_depend_on_the_number_of_threads(length):
+    tensors, results = inputs(1, length, 3, 13, 5, shared=True), []
     before = torch.get_num_threads()
     try:
-        for threads in (1, 2, 5):
+        for threads in (1, 2, 5, 11):
             torch.set_num_threads(threads)
             results.append(gradients(primal_scores, tensors))
     finally:
         torch.set_num_threads(before)
-    assert_identical(results[1], results[0])
-    assert_identical(results[2], results[0])
+    for other in results[1:]:
+        assert_identical(other, results[0])
 
 
 @needs_compiler
