@@ -5,8 +5,9 @@ import logging
 import pytest
 import torch
 
+from primal_attention import PrimalAttention, ksvd_loss
 from primal_attention.ops import native
-from primal_attention.ops.scores import primal_scores, reference
+from primal_attention.ops.scores import piece, primal_scores, reference
 
 from .formulas import assert_identical, gradients, randn
 
@@ -126,14 +127,54 @@ SIZES = [  # batch, tokens, heads, feature dim, directions
 ]
 
 
+@pytest.fixture
+def written(monkeypatch):
+    """Whether the library did it, call by call: else what is compared below were the same code."""
+    answers = []
+    for name in ("wrote_scores", "wrote_gradients"):
+        write = getattr(piece, name)
+
+        def told(*inputs, write=write):
+            answers.append(write(*inputs))
+            return answers[-1]
+
+        monkeypatch.setattr(piece, name, told)
+    return answers
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_library_does_what_is_in_float32(written, dtype):
+    tensors = [x.to(dtype) for x in inputs(2, 37, 3, 13, 5, shared=False)]
+    gradients(primal_scores, tensors)
+    assert written == [dtype == torch.float32] * 2
+
+
+@needs_compiler
+def test_a_layer_trains_by_the_library(written):
+    layer = PrimalAttention(256, 4, 32)
+    loss = layer(torch.randn(1, 300, 256)).sum() + ksvd_loss(layer)
+    loss.backward()
+    assert written and all(written)
+
+
+@needs_compiler
+def test_other_maps_are_not_for_the_library(written):
+    gradients(lambda *x: primal_scores(*x, map_k="relu"), inputs(2, 37, 3, 13, 5, shared=False))
+    assert written == []
+
+
 @needs_compiler
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_compiled_scores_are_as_exact_as_those_of_pytorch(sizes, shared, masked, monkeypatch):
+def test_compiled_scores_are_as_exact_as_those_of_pytorch(
+    sizes, shared, masked, written, monkeypatch
+):
     tensors = inputs(*sizes, shared=shared)
     mask = randn(*sizes[:2], seed=3) < 0.5 if masked else None
     compiled, composed = both_ways(tensors, mask, monkeypatch)
+    assert written == [True, True, False, False]
     exact = gradients(
         lambda *x: reference.primal_scores(*x, token_mask=mask), [x.double() for x in tensors]
     )
@@ -146,7 +187,7 @@ def test_compiled_scores_are_as_exact_as_those_of_pytorch(sizes, shared, masked,
 
 @needs_compiler
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_stands_at_masked_tokens_reaches_nothing(bad):
+def test_what_stands_at_masked_tokens_reaches_nothing(bad, written):
     qk, *weights = inputs(2, 37, 3, 13, 5, shared=False)
     mask = randn(2, 37, seed=3) < 0.5
 
@@ -155,11 +196,12 @@ def test_what_stands_at_masked_tokens_reaches_nothing(bad):
 
     poisoned = torch.where(mask[:, :, None, None, None], qk, bad)
     assert_identical(gradients(run, [poisoned, *weights]), gradients(run, [qk, *weights]))
+    assert all(written)
 
 
 @needs_compiler
 @pytest.mark.parametrize("length", [211, 1061])
-def test_results_do_not_depend_on_the_number_of_threads(length):
+def test_results_do_not_depend_on_the_number_of_threads(length, written):
     tensors, results = inputs(1, length, 3, 13, 5, shared=True), []
     before = torch.get_num_threads()
     try:
@@ -170,6 +212,7 @@ def test_results_do_not_depend_on_the_number_of_threads(length):
         torch.set_num_threads(before)
     for other in results[1:]:
         assert_identical(other, results[0])
+    assert all(written)
 
 
 @needs_compiler

@@ -10,7 +10,6 @@ from primal_attention.ops.primal.chunked import backward_in_pieces, forward_in_p
 from .formulas import MAPS, randn, token_masks
 from .fused import (
     DEVICES,
-    TOLERANCES,
     assert_bits,
     assert_fits,
     assert_near,
@@ -19,78 +18,18 @@ from .fused import (
     in_double,
     poisoned_memory,
 )
+from .primal_case import MARKS, SPLIT, B, C, Case, H, N, P, check, device, fused
 
-fused = pytest.importorskip("primal_attention.ops.primal.triton", exc_type=ImportError)
-from primal_attention.ops.triton_launch import (  # noqa: E402 - needs triton
-    Config,
+from primal_attention.ops.triton_launch import (  # isort: skip - needs triton
     Descriptor,
     described,
-    in_runs,
     loads_blocks,
-    shares_of,
     spread_shares,
 )
 
-B, N, H, P, C = 2, 23, 2, 5, 7
 MASKS = token_masks(B, N)
-SPLIT = Config(block=16, tile=16, num_warps=4, num_stages=2, programs=1 << 20, least=1)
-__all__ = ["poisoned_memory"]
-pytestmark = [
-    # What the interpreter does for a loop over tokens.
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-    pytest.mark.usefixtures("poisoned_memory"),
-]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    return request.param
-
-
-class Case:
-    """Inputs and cotangents of one call."""
-
-    def __init__(self, device, dtype=torch.float32, **options):
-        batch, length, width, columns = (options.get(name, default) for name, default in
-            (("batch", B), ("length", N), ("width", P), ("columns", C)))  # fmt: skip
-        self.mask = options.get("mask")
-        lead = {"batched": (batch, H), "shared": (H,)}
-        kind_e, kind_r = options.get("kinds", ("batched", "shared"))
-        tokens = (batch, length, H)
-        self.maps = options.get("maps", ("cosine", "cosine"))
-        self.grams = options.get("grams", (True, True))
-        self.tensors = {
-            "q": 2 * randn(*tokens, width).to(dtype),
-            "k": 2 * randn(*tokens, width, seed=1).to(dtype),
-            "a_e": randn(*lead[kind_e], width, columns, seed=2).float(),
-            "a_r": randn(*lead[kind_r], width, columns, seed=3).float(),
-            "bias": randn(columns, seed=4).to(dtype),
-        }
-        self.cotangents = {
-            "d_out": randn(*tokens, columns, seed=5).to(dtype),
-            "d_gram_q": randn(batch, H, width, width, seed=6).float(),
-            "d_gram_k": randn(batch, H, width, width, seed=7).float(),
-        }
-        for group in (self.tensors, self.cotangents):
-            for name, tensor in group.items():
-                group[name] = None if name in options.get("without", ()) else tensor.to(device)
-        if self.mask is not None:
-            self.mask = self.mask.to(device)
-
-    def forward(self):
-        return *self.tensors.values(), self.mask, *self.maps, *self.grams
-
-    def backward(self):
-        return *self.tensors.values(), self.mask, *self.maps, *self.cotangents.values()
-
-
-def check(case, dtype=torch.float32, *, config=None, tolerance=None):
-    """Values and all gradients against float64."""
-    tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
-    values = fused.forward(*case.forward(), config)
-    assert_near(values, in_double(forward_in_pieces, case.forward()), tolerance, "value")
-    gradients = fused.backward(*case.backward(), config)
-    assert_near(gradients, in_double(backward_in_pieces, case.backward()), tolerance, "gradient")
+__all__ = ["device", "poisoned_memory"]
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize(
@@ -149,98 +88,6 @@ def test_shares_that_differ_by_a_block(device, length, splits):
     config = SPLIT._replace(programs=splits * B * H)
     assert spread_shares(case.tensors["q"], config).splits == splits
     check(case, config=config)
-
-
-MANY, RUN = 7, 3  # sequences, and those of a program: 3, 3 and 1
-RUNS = SPLIT._replace(programs=-(-MANY // RUN) * H, least=4)
-MANY_MASKS = token_masks(MANY, N)
-
-
-def many(device, dtype=torch.float32, **options):
-    """A case of many sequences with the same weights, which programs take in runs."""
-    options = {"batch": MANY, "kinds": ("shared", "shared"), **options}
-    case = Case(device, dtype, **options)
-    case.grams = tuple(case.cotangents[name] is not None for name in ("d_gram_q", "d_gram_k"))
-    shares = shares_of(case.tensors["q"], RUNS)
-    assert in_runs(case.tensors["q"], shares, RUNS).sequences == RUN
-    return case
-
-
-@pytest.mark.parametrize("without", [(), ("d_gram_q", "d_gram_k"), ("a_e",), ("bias", "d_gram_k")])
-@pytest.mark.parametrize(
-    ("mask", "dtype", "maps"),
-    [
-        ("none", torch.float32, ("cosine", "identity")),
-        ("padded", torch.float16, ("cosine", "cosine")),
-        ("holes", torch.bfloat16, ("cosine", "elu")),
-        ("empty", torch.float32, ("relu", "cosine")),
-    ],
-)
-def test_runs_of_sequences(device, mask, dtype, maps, without):
-    case = many(device, dtype, mask=MANY_MASKS[mask], maps=maps, without=without)
-    check(case, dtype, config=RUNS)
-
-
-@pytest.mark.parametrize(("sequences", "dtype"), [(RUN, torch.float32), (MANY, torch.bfloat16)])
-def test_runs_of_one_side(device, sequences, dtype):
-    """Up to that of all sequences, whose sums are the gradients."""
-    case = many(device, dtype, without=("k", "a_r", "d_gram_k"), mask=MANY_MASKS["holes"])
-    config = RUNS._replace(programs=-(-MANY // sequences) * H // 2)  # beside another side
-    check(case, dtype, config=config)
-
-
-@pytest.mark.parametrize(
-    ("width", "dtype"), [(16, torch.float32), (64, torch.float16), (64, torch.bfloat16)]
-)
-def test_runs_of_whole_blocks(device, width, dtype):
-    case = many(device, dtype, length=48, width=width, columns=width)
-    check(case, dtype, config=RUNS)
-
-
-@pytest.mark.parametrize("kinds", [("batched", "shared"), ("batched", "batched")])
-def test_weights_of_its_own_take_one_sequence_at_a_time(device, kinds):
-    check(many(device, kinds=kinds, mask=MANY_MASKS["holes"]), config=RUNS)
-
-
-@pytest.mark.parametrize("feature_map", MAPS)
-def test_what_stands_at_masked_tokens_of_a_run_reaches_nothing(device, feature_map):
-    mask = MANY_MASKS["empty"].to(device)
-    clean = many(device, mask=mask, maps=(feature_map, feature_map))
-    gradients = fused.backward(*clean.backward(), RUNS)
-    for group, name in (
-        (clean.tensors, "q"),
-        (clean.tensors, "k"),
-        (clean.cotangents, "d_out"),
-    ):
-        group[name] = torch.where(mask[..., None, None], group[name], float("nan"))
-    assert_bits(fused.backward(*clean.backward(), RUNS), gradients)
-
-
-def test_runs_give_the_same_bits(device):
-    arguments = many(device, length=32).backward()
-    assert_bits(fused.backward(*arguments, RUNS), fused.backward(*arguments, RUNS))
-
-
-@pytest.mark.parametrize(
-    ("batch", "heads", "length", "sequences"),
-    [
-        (64, 8, 1024, 3),  # 176 programs instead of 512, of which 198 run at once
-        (256, 8, 256, 11),
-        (1024, 8, 64, 43),
-        (24, 8, 1024, 1),  # all run at once
-        (32, 8, 1024, 1),  # in shares
-        (7, 97, 1024, 4),
-        (7, 199, 1024, 1),  # never less than one for each head
-    ],
-)
-def test_how_many_sequences_a_program_takes(batch, heads, length, sequences):
-    config = fused.BACKWARD[torch.bfloat16][64]
-    z = torch.empty(batch, length, heads, 64, device="meta")
-    shares = shares_of(z, config)
-    runs = in_runs(z, shares, config)
-    assert runs.sequences == sequences
-    assert runs == shares or shares.splits == 1
-    assert runs.programs == -(-batch // sequences) * heads * shares.splits
 
 
 def test_one_token(device):
@@ -447,15 +294,6 @@ def test_they_fit_a_hopper_gpu():
         assert_fits(build, spilled=spilled.get(build.case, 0))
         whole = build.case == cases[0] and build.name in ("forward_blocks", "backward_blocks")
         assert (build.described > 0) == whole, build
-
-
-@pytest.mark.slow
-def test_as_many_programs_fit_that_take_runs():
-    """Three of them. In float16 memory holds a little of what each sequence begins with."""
-    cases = [f"runs:64:{dtype}:{mask}" for dtype in ("bfloat16", "float16") for mask in (0, 1)]
-    for build in built_for_hopper("hopper_primal.py", *cases):
-        assert_fits(build, spilled=80 if "float16" in build.case.split(":") else 0)
-        assert build.name != "backward_blocks" or build.registers <= 168, build
 
 
 @pytest.mark.parametrize("device", DEVICES[1:])  # it takes gigabytes, and hours interpreted

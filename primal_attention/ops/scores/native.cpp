@@ -2,8 +2,8 @@
 //
 // A task is some tokens of a sequence and some of its heads. It goes through its tokens a block at a
 // time, and through a block head by head: the rows of a head are copied to scratch memory, and the
-// products are made from there. Rows of a head lie far apart, which no processor expects, so that each
-// row that is read asks for the same row of the next head.
+// products are made from there. Rows of a head lie far apart, and are not fetched in time unless they are
+// asked for: each row that is read asks for the same row of the next head.
 //
 // Sequences are cut into tasks by their length alone, and what tasks sum over the tokens is added up in
 // the order of the tokens: results do not depend on the number of threads.
@@ -17,6 +17,17 @@
 #include <limits>
 #include <memory>
 #include <type_traits>
+
+// As native.py fills it.
+struct Sizes {
+  int64_t b, n, G, P, S;
+  int64_t z_sequence, z_token;          // elements between sequences, and between tokens, of q and k
+  int64_t score_sequence, score_token;  // ... of the scores and of their gradients
+  int64_t d_score_sequence, d_score_token;
+  int64_t weight_sequence;              // 0 where sequences share their weights
+  int64_t mask_sequence;
+  int64_t threads;
+};
 
 namespace {
 
@@ -188,24 +199,6 @@ struct Tensor {
   }
 };
 
-}  // namespace
-
-extern "C" {
-
-struct Sizes {
-  int64_t b, n, G, P, S;
-  int64_t z_sequence, z_token;          // elements between sequences, and between tokens, of q and k
-  int64_t score_sequence, score_token;  // ... of the scores and of their gradients
-  int64_t d_score_sequence, d_score_token;
-  int64_t weight_sequence;              // 0 where sequences share their weights
-  int64_t mask_sequence;
-  int64_t threads;
-};
-
-}  // extern "C"
-
-namespace {
-
 // As few groups of heads as keep the threads busy: neighbours lie on the same pages of the memory.
 struct Tasks {
   explicit Tasks(const Sizes& sizes)
@@ -269,7 +262,7 @@ void write_scores(const Sizes* sizes, const float* z, const float* weights, cons
     const Room wide(task.heads * P * s_stride), energy(task.heads * s_stride);
     const Room scratch(kBlock * (p_stride + 1));
     float *const rows = scratch, *const inverse = rows + kBlock * p_stride;
-    for (int64_t row = 0; row < task.heads * P; ++row) add(wide + row * s_stride, w + row * S, S);
+    for (int64_t row = 0; row < task.heads * P; ++row) add(wide + row * s_stride, w + row * S, S);  // to zeros
     for (int64_t first = task.first; first < task.last; first += kBlock) {
       const Block block = block_of(task, first, mask, mask_sequence);
       for (int64_t h = 0; h < task.heads; ++h) {
