@@ -15,27 +15,22 @@ from torch import Tensor
 from primal_attention.precision import accumulate
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of one piece
-_LARGER = 4  # so many times that where pieces go into large products, too, which are faster then
 
 
-def token_chunks(tensor: Tensor, times: int = 1) -> Iterator[slice]:
+def token_chunks(tensor: Tensor) -> Iterator[slice]:
     """Slices of the token axis of a [B, N, H, C] tensor, each a piece of a fitting size."""
     B, N, H, C = tensor.shape
-    return slices(N, max(1, times * _elements(tensor) // max(B * H * C, 1) // 16) * 16)
+    elements = _ELEMENTS.get(tensor.device.type, _ELEMENTS["cuda"])
+    return slices(N, max(1, elements // max(B * H * C, 1) // 16) * 16)
 
 
 def piece_slices(tensor: Tensor) -> Iterator[tuple[slice, slice]]:
     """Slices of both axes of a [B, N, H, C] tensor: whole sequences together, or part of one."""
     B, N, H, C = tensor.shape
-    together = _LARGER * _elements(tensor) // max(N * H * C, 1)
+    together = _ELEMENTS.get(tensor.device.type, _ELEMENTS["cuda"]) // max(N * H * C, 1)
     for sequences in slices(B, max(together, 1)):
-        whole = slices(N, max(N, 1))
-        tokens = token_chunks(tensor[sequences], _LARGER) if together == 0 else whole
+        tokens = token_chunks(tensor[sequences]) if together == 0 else slices(N, max(N, 1))
         yield from ((sequences, piece) for piece in tokens)
-
-
-def _elements(tensor: Tensor) -> int:
-    return _ELEMENTS.get(tensor.device.type, _ELEMENTS["cuda"])
 
 
 def slices(length: int, size: int) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""Projections and scores in pieces, both ways: gradients of queries and keys exist for one piece.
+"""Projections and scores in pieces, both ways: the gradients of queries and keys never exist whole.
 
 Letters: B batch, N tokens, D model dim, H heads, P feature dim, S directions, M landmarks; of a
 piece b sequences and n tokens.
