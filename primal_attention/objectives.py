@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention.options import check_choice
-from primal_attention.attention.statistics import Grams, KSVDLayer, KSVDStatistics
-from primal_attention.ops.ksvd import ksvd_objective, mean_over_sequences, objective_of_energies
+from primal_attention.attention.base.validation import check_choice
+from primal_attention.attention.primal.statistics import KSVDLayer, KSVDStatistics
+from primal_attention.ops.objective import mean_j, mean_over_sequences, unexplained_energy
 from primal_attention.precision import without_autocast
 
 
@@ -97,11 +96,7 @@ def _released_batch(runs: list[KSVDStatistics]) -> Tensor:
 
 
 def _explained_energy(runs: list[KSVDStatistics]) -> Tensor:
-    means = [
-        mean_over_sequences(_unexplained(run).mean(-1), run.num_queries, run.num_keys)
-        for run in runs
-    ]
-    return _mean_over_runs(means, runs)
+    return _mean_over_runs([_unexplained(run) for run in runs], runs)
 
 
 _OBJECTIVES: dict[str, Callable[[list[KSVDStatistics]], Tensor]] = {
@@ -121,15 +116,10 @@ def _mean_j(
     run: KSVDStatistics, *, averaged: bool, lambda_squared: bool = False, squared: bool = True
 ) -> Tensor:
     """J of eq. (11), squared or not, the mean over the sequences of one pass."""
-    objective: Callable[..., Tensor] = objective_of_energies
-    if isinstance(run.sums, Grams):
-        objective = partial(ksvd_objective, half=run.half)
-    return objective(
-        *(run.sums if isinstance(run.sums, Grams) else run.sums.energies.unbind(1)),
-        run.w_e_given_x,
-        run.w_r_given_x,
-        run.lambda_diag,
+    return mean_j(
+        run.sums.energies,
         run.trace,
+        run.lambda_diag,
         run.num_queries,
         run.num_keys,
         averaged=averaged,
@@ -139,31 +129,10 @@ def _mean_j(
 
 
 def _unexplained(run: KSVDStatistics) -> Tensor:
-    r"""The fraction $|K - E \Lambda R^\top|_F^2 / |K|_F^2$ for each sequence and head, [B, H].
-
-    It equals $Tr(G_q M G_k M^\top) / Tr(G_q A G_k A)$ with $M = A - W_{e|X} \Lambda W_{r|X}^\top$
-    and $A = F_X^\top F_X$. A kernel without energy has nothing unexplained. What cancels in the
-    entries of a kernel cancels squared here: where all of them are a thousandth of
-    $|\phi_q| |A| |\phi_k|$, such as for one token with a nearly orthogonal query, six digits go.
-    """
-    explained = (run.w_e_given_x * run.lambda_diag[:, None, :]) @ run.w_r_given_x.mT
-    grams, x_sampled = run.grams, run.x_sampled
-    if x_sampled is None:
-        identity = torch.eye(explained.shape[-1], dtype=explained.dtype, device=explained.device)
-        energy = (grams.q * grams.k.mT).sum((-2, -1))
-        left = _energy(grams, identity - explained)
-    else:
-        a = x_sampled.mT @ x_sampled
-        size = a.detach().abs().amax((-2, -1), keepdim=True)  # cancels; avoids 0 / 0
-        size = torch.where(size >= torch.finfo(a.dtype).tiny, size, 1.0)
-        energy, left = (_energy(grams, middle / size) for middle in (a, a - explained))
-    some = energy > 0
-    return torch.where(some, left / torch.where(some, energy, 1.0), 0.0)
-
-
-def _energy(grams: Grams, middle: Tensor) -> Tensor:
-    r"""$|\Phi_q M \Phi_k^\top|_F^2 = Tr(G_q M G_k M^\top)$, [B, H]."""
-    return ((grams.q @ middle) * (middle @ grams.k)).sum((-2, -1))
+    """The fraction of the kernel's energy that is left, the mean over heads and sequences."""
+    grams, weights = run.sums.make_grams(), run.sums.weights
+    left = unexplained_energy(grams, weights, run.lambda_diag, run.x_sampled)
+    return mean_over_sequences(left.mean(0), run.num_queries, run.num_keys)
 
 
 def _mean_over_runs(means: list[Tensor], runs: list[KSVDStatistics]) -> Tensor:

@@ -187,7 +187,7 @@ def test_wrong_arrows_are_seen(module, source):
     [
         ("attention.primal", "from primal_attention.ops.scan import scan"),
         ("attention.primal", "from . import causal\nfrom ..ops import scan"),
-        ("objectives", "from primal_attention.attention.options import check_choice"),
+        ("objectives", "from primal_attention.attention.base.validation import check_choice"),
         ("testing.contract", "import torch\nfrom primal_attention.testing.report import Report"),
         ("cli", "from primal_attention.testing import check_attention"),
     ],

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from primal_attention.analysis.matrices import LowRankHeads, triangle
 from primal_attention.analysis.runs import real
-from primal_attention.attention.features import Side
-from primal_attention.attention.masks import real_tokens
+from primal_attention.attention.base.features import Side
+from primal_attention.attention.base.masks import real_tokens
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.feature_maps import FIXED_MAPS, normaliser
 from primal_attention.ops.landmarks import choose_landmarks

@@ -20,7 +20,7 @@ from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.linear_bn import LinearBNAttention
 from primal_attention.attention.linformer import LinformerAttention
 from primal_attention.attention.performer import PerformerAttention
-from primal_attention.attention.qkv import QKVAttention
+from primal_attention.attention.base.qkv import QKVAttention
 
 
 class AttendedSequence(NamedTuple):

@@ -13,7 +13,7 @@ from primal_attention.attention.linear_bn import LinearBNAttention
 from primal_attention.attention.linformer import LinformerAttention
 from primal_attention.attention.longformer import LongformerAttention
 from primal_attention.attention.nystrom import NystromAttention
-from primal_attention.attention.options import check_choice
+from primal_attention.attention.base.validation import check_choice
 from primal_attention.attention.performer import PerformerAttention
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.attention.reformer import ReformerAttention

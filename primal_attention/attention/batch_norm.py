@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_attention.ops.chunks import masked
-from primal_attention.ops.running_mean import token_counts
+from primal_attention.attention.base.masks import zero_padding
+from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate
 
 FEWEST_KEYS = 4
@@ -57,8 +57,8 @@ def key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
     else:
         count = token_mask.sum(1, keepdim=True)
     count = count.to(k.dtype)[:, :, None, None]
-    mean = masked(k, token_mask).sum(1, keepdim=True) / count.clamp(min=1)
-    scatter = masked((k - mean).square(), token_mask).sum(1, keepdim=True)
+    mean = zero_padding(k, token_mask).sum(1, keepdim=True) / count.clamp(min=1)
+    scatter = zero_padding((k - mean).square(), token_mask).sum(1, keepdim=True)
     return KeyMoments(count, mean, scatter)
 
 
@@ -77,9 +77,9 @@ def running_key_moments(
     counts = token_counts(k, token_mask, before.num_keys[:, 0, 0, 0])
     count = counts.to(k.dtype)[:, :, None, None]
     divisor = count.clamp(min=1)
-    mean = before.mean + masked(k - before.mean, token_mask).cumsum(1) / divisor
+    mean = before.mean + zero_padding(k - before.mean, token_mask).cumsum(1) / divisor
     previous = torch.cat([before.mean, mean], dim=1)[:, :-1]
-    added = masked((k - previous).square() * (1 - 1 / divisor), token_mask)
+    added = zero_padding((k - previous).square() * (1 - 1 / divisor), token_mask)
     return KeyMoments(count, mean, before.scatter + added.cumsum(1))
 
 

@@ -11,17 +11,18 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.moments import (
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.features import Side
+from primal_attention.attention.base.linear_core import (
     Moments,
     attend_moments,
     empty_moments,
     scan_moments,
 )
-from primal_attention.attention.options import check_sizes
-from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.base.validation import check_sizes
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.feature_maps import relu
-from primal_attention.ops.running_mean import token_counts
+from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate
 
 _LEAST = 1e-6  # of the normaliser, as published
@@ -134,9 +135,9 @@ class CosformerAttention(DecodingAttention):
             raise ValueError(f"at most max_tokens={self.max_tokens} tokens, got {length}")
 
 
-def _features(z: Tensor, counts: Tensor, scale: Tensor) -> Tensor:
+def _features(z: Tensor, counts: Tensor, scale: Tensor) -> Side:
     """Rectified queries or keys times cosine and sine of their angles, [B, N, H, 2C]."""
     z = relu(accumulate(z))
     position = (counts[:, :, None, None] - 1).to(z.dtype)
     angle = math.pi / 2 * position / scale
-    return torch.cat([z * angle.cos(), z * angle.sin()], dim=-1)
+    return Side(torch.cat([z * angle.cos(), z * angle.sin()], dim=-1), "identity")

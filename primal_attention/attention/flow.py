@@ -8,15 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from einops import einsum
 from torch import Tensor
 
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.qkv import DecodingAttention
-from primal_attention.ops.chunks import masked
-from primal_attention.ops.moment import moment
-from primal_attention.ops.running_mean import token_counts
-from primal_attention.ops.scan import scan
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.features import Side
+from primal_attention.attention.base.linear_core import key_moment, read_moment, scan_moment
+from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.qkv import DecodingAttention
+from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 _EPS = 1e-6
@@ -87,8 +86,8 @@ class FlowAttention(DecodingAttention):
 def _flow(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
 ) -> Tensor:
-    sinks = masked(accumulate(q).sigmoid(), mask)  # [B, N, H, C]
-    sources = masked(accumulate(k).sigmoid(), source_mask)  # [B, T, H, C]
+    sinks = zero_padding(accumulate(q).sigmoid(), mask)  # [B, N, H, C]
+    sources = zero_padding(accumulate(k).sigmoid(), source_mask)  # [B, T, H, C]
     num_sinks, num_sources = _count(q, mask), _count(k, source_mask)
     incoming = _flow_through(sinks, _total(sources))  # [B, N, H]
     outgoing = _flow_through(sources, _total(sinks))  # [B, T, H]
@@ -97,8 +96,8 @@ def _flow(
     strength = _zero_padded(conserved_out.clamp(-1.0, 1.0).exp(), source_mask)
     share = strength / strength.sum(1, keepdim=True).clamp(min=_EPS) * num_sources
     allocation = (conserved_in * num_sinks / num_sources.clamp(min=1)).sigmoid()
-    total = moment(sources, accumulate(v) * share[..., None], feature_map="identity")
-    read = einsum(sinks / incoming[..., None], total, "b n h c, b h c d -> b n h d")
+    total = key_moment(_plain(sources), accumulate(v) * share[..., None], None)
+    read = read_moment(_plain(sinks / incoming[..., None]), total)
     return (read * allocation[..., None]).to(v.dtype)
 
 
@@ -106,7 +105,7 @@ def _flow(
 def _causal_flow(
     q: Tensor, k: Tensor, v: Tensor, state: FlowState, mask: Tensor | None
 ) -> tuple[Tensor, FlowState]:
-    sinks, sources = (masked(accumulate(z).sigmoid(), mask) for z in (q, k))  # [B, N, H, C]
+    sinks, sources = (zero_padding(accumulate(z).sigmoid(), mask) for z in (q, k))  # [B, N, H, C]
     counts = token_counts(q, mask, state.num_tokens)  # [B, N]
     number = counts.clamp(min=1)[..., None].to(sinks.dtype)
     q_sum, k_sum = _running(sinks, state.q_sum), _running(sources, state.k_sum)
@@ -119,14 +118,12 @@ def _causal_flow(
     strength = _zero_padded(conserved_out.clamp(-1.0, 1.0).exp(), mask)
     competition = _running(strength, state.competition)
     share = strength / competition.clamp(min=_EPS) * number
-    read, kv = scan(
-        sinks / (incoming * number)[..., None],
-        sources,
+    read, kv = scan_moment(
+        _plain(sinks / (incoming * number)[..., None]),
+        _plain(sources),
         accumulate(v) * share[..., None],
-        state=state.kv,
-        token_mask=mask,
-        map_q="identity",
-        map_k="identity",
+        state.kv,
+        mask,
     )
     after = FlowState(
         q_sum[:, -1],
@@ -138,6 +135,11 @@ def _causal_flow(
         counts[:, -1].to(kv.dtype),
     )
     return (read * conserved_in.sigmoid()[..., None]).to(v.dtype), after
+
+
+def _plain(phi: Tensor) -> Side:
+    """Features as they are."""
+    return Side(phi, "identity")
 
 
 def _flow_through(z: Tensor, total: Tensor) -> Tensor:

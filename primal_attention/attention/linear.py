@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from einops import einsum
 from torch import Tensor
 
-from primal_attention.attention.features import FeaturePair, Side
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.moments import Moments, empty_moments
+from primal_attention.attention.base.features import FeaturePair, Side
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.linear_core import (
+    Moments,
+    attend_moments,
+    empty_moments,
+    scan_moments,
+)
 from primal_attention.attention.pooling import Source, TokenPooling
-from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.scaled_heads import ScaledHeads, head_groups
-from primal_attention.feature_maps import FIXED_MAPS, FeatureMapSpec
-from primal_attention.ops.moment import moment
-from primal_attention.ops.scan import scan
-from primal_attention.precision import accumulate, without_autocast
+from primal_attention.feature_maps import FeatureMapSpec
 
 
 class LinearAttention(DecodingAttention):
@@ -75,13 +75,12 @@ class LinearAttention(DecodingAttention):
     ) -> Tensor:
         """One sum over all keys, or one for each scale, or the scan where causal."""
         if self.causal:
-            queries, keys = self.features.queries(q), self.features.keys(k)
-            return scan_linear_attention(queries, keys, v, mask)[0]
+            return self._scan(q, k, v, None, mask)[0]
         return self.scaled.each(q, Source(k, v, source_mask), self._attend_to)
 
     def _attend_to(self, q: Tensor, source: Source, heads: list[int]) -> Tensor:
-        queries, keys = self.features.queries(q), self.features.keys(source.k)
-        return linear_attention(queries, keys, source.v, source.mask)
+        queries, keys = in_range(self.features.queries(q)), self.features.keys(source.k)
+        return attend_moments(queries, keys, source.v, source.mask)
 
     def init_state(self, batch_size: int) -> Moments:
         """The sums of no token."""
@@ -93,9 +92,13 @@ class LinearAttention(DecodingAttention):
         self, q: Tensor, k: Tensor, v: Tensor, state: Moments, mask: Tensor | None
     ) -> tuple[Tensor, Moments]:
         """Go on from the sums."""
-        return scan_linear_attention(
-            self.features.queries(q), self.features.keys(k), v, mask, before=state
-        )
+        return self._scan(q, k, v, state, mask)
+
+    def _scan(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Moments | None, mask: Tensor | None
+    ) -> tuple[Tensor, Moments]:
+        queries, keys = in_range(self.features.queries(q)), self.features.keys(k)
+        return scan_moments(queries, keys, v, state, mask)
 
 
 def scaled_heads(num_heads: int, scales: Sequence[int] | None) -> ScaledHeads:
@@ -103,44 +106,7 @@ def scaled_heads(num_heads: int, scales: Sequence[int] | None) -> ScaledHeads:
     return ScaledHeads(head_groups(num_heads, scales or [1] * num_heads), TokenPooling())
 
 
-def linear_attention(
-    queries: Side,  # [B, N, H, C]
-    keys: Side,  # [B, T, H, C]
-    v: Tensor,  # [B, T, H, C]
-    source_mask: Tensor | None,  # [B, T], True = real token
-) -> Tensor:
-    """Outputs [B, N, H, C] over all real source tokens."""
-    queries = _in_range(queries)
-    with without_autocast(v.device):
-        total = moment(keys.z, _with_ones(v), token_mask=source_mask, feature_map=keys.feature_map)
-        phi_q = FIXED_MAPS[queries.feature_map].forward(accumulate(queries.z))
-        read = einsum(phi_q, total, "b n h p, b h p c -> b n h c")
-        return _normalised(read).to(v.dtype)
-
-
-def scan_linear_attention(
-    queries: Side,  # [B, N, H, C]
-    keys: Side,  # [B, N, H, C]
-    v: Tensor,  # [B, N, H, C]
-    mask: Tensor | None,  # [B, N], True = real token
-    *,
-    before: Moments | None = None,
-) -> tuple[Tensor, Moments]:
-    """Outputs [B, N, H, C] over the real tokens up to each, and the sums after the last."""
-    queries = _in_range(queries)
-    read, state = scan(
-        queries.z,
-        keys.z,
-        _with_ones(v),
-        state=None if before is None else torch.cat([before.kv, before.k_sum[..., None]], dim=-1),
-        token_mask=mask,
-        map_q=queries.feature_map,
-        map_k=keys.feature_map,
-    )
-    return _normalised(read).to(v.dtype), Moments(state[..., :-1], state[..., -1])
-
-
-def _in_range(queries: Side) -> Side:
+def in_range(queries: Side) -> Side:
     """The queries, raised where all features of one are exponentials that might underflow.
 
     elu + 1 is exp on the negative side: there a shift of the whole query is a factor of all its
@@ -150,15 +116,3 @@ def _in_range(queries: Side) -> Side:
         return queries
     highest = queries.z.detach().amax(-1, keepdim=True)
     return queries._replace(z=queries.z - highest.clamp(max=0.0))
-
-
-def _with_ones(v: Tensor) -> Tensor:
-    return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-
-
-def _normalised(read: Tensor) -> Tensor:
-    """The sums over the normaliser; 0 where that is too small to have any digits."""
-    normaliser = read[..., -1:]
-    info = torch.finfo(read.dtype)
-    lost = normaliser.abs() < info.tiny / info.eps
-    return torch.where(lost, 0.0, read[..., :-1] / torch.where(lost, 1.0, normaliser))

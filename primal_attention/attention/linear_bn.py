@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from primal_attention.attention.batch_norm import KeyNorm, key_moments
-from primal_attention.attention.features import FeaturePair
-from primal_attention.attention.linear import linear_attention, scaled_heads
-from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.base.features import FeaturePair
+from primal_attention.attention.base.linear_core import attend_moments
+from primal_attention.attention.linear import in_range, scaled_heads
+from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.pooling import Source
-from primal_attention.attention.qkv import QKVAttention
+from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.feature_maps import FeatureMapSpec
 
 
@@ -82,4 +83,4 @@ class LinearBNAttention(QKVAttention):
         moments = key_moments(source.k, source.mask)
         queries = self.features.queries(self.norm.normalise(q, moments, heads))
         keys = self.features.keys(self.norm.normalise(source.k, moments, heads))
-        return linear_attention(queries, keys, source.v, source.mask)
+        return attend_moments(in_range(queries), keys, source.v, source.mask)

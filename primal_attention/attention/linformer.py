@@ -9,12 +9,12 @@ import torch
 from einops import einsum
 from torch import Tensor, nn
 
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.options import check_sizes
-from primal_attention.attention.order import token_order
-from primal_attention.attention.qkv import QKVAttention
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.validation import check_sizes
+from primal_attention.attention.base.compaction import token_order
+from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.softmax import softmax_attention
-from primal_attention.ops.chunks import masked
+from primal_attention.attention.base.masks import zero_padding
 
 
 class LinformerAttention(QKVAttention):
@@ -77,7 +77,7 @@ class LinformerAttention(QKVAttention):
             raise ValueError(f"at most max_tokens={self.max_tokens} keys, got {T}")
         f_proj = self.e_proj if self.f_proj is None else self.f_proj
         order = token_order(k, source_mask)
-        k, v = (order.pack(masked(z, source_mask)) for z in (k, v))
+        k, v = (order.pack(zero_padding(z, source_mask)) for z in (k, v))
         k, v = _projected(k, self.e_proj[:T]), _projected(v, f_proj[:T])
         return softmax_attention(q, k, v)
 

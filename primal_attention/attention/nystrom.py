@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention.banded import convolve
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.options import check_sizes
-from primal_attention.attention.order import token_order
-from primal_attention.attention.qkv import QKVAttention
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.validation import check_sizes
+from primal_attention.attention.base.compaction import token_order
+from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.segments import segment_means, token_segments
 from primal_attention.attention.softmax import softmax_attention
-from primal_attention.ops.chunks import masked
+from primal_attention.attention.base.masks import zero_padding
 from primal_attention.precision import accumulate, exact
 
 
@@ -90,7 +90,7 @@ class NystromAttention(QKVAttention):
         if self.conv is None:
             return out
         order = token_order(v, mask)
-        values = convolve(order.pack(masked(v, mask)), self.conv.weight[:, 0, :, 0])
+        values = convolve(order.pack(zero_padding(v, mask)), self.conv.weight[:, 0, :, 0])
         return out + order.unpack(values)
 
     def extra_repr(self) -> str:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.moments import Moments, empty_moments, scan_moments
-from primal_attention.attention.options import check_sizes
-from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.features import Side
+from primal_attention.attention.base.linear_core import Moments, empty_moments, scan_moments
+from primal_attention.attention.base.validation import check_sizes
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.random_features import attend_exponentials
 from primal_attention.feature_maps import ExponentialFeatureMap
 
@@ -110,9 +111,10 @@ class PerformerAttention(DecodingAttention):
         """The sizes and choices, for printing."""
         return f"{super().extra_repr()}, redraw_interval={self.redraw_interval}"
 
-    def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
         phi_q, phi_k = self.feature_map(q), self.feature_map(k)
-        return phi_q / phi_q.detach().amax(-1, keepdim=True), phi_k
+        phi_q = phi_q / phi_q.detach().amax(-1, keepdim=True)
+        return Side(phi_q, "identity"), Side(phi_k, "identity")
 
     @_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
     def _count_pass(self, interval: int) -> None:

@@ -24,7 +24,7 @@ from primal_attention.attention.batch_norm import (
     running_key_moments,
 )
 from primal_attention.attention.blocks import into_blocks
-from primal_attention.attention.order import take
+from primal_attention.attention.base.compaction import take
 from primal_attention.attention.pooling import POOLS
 from primal_attention.precision import accumulate, exact
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.attention.options import check_choice, check_sizes
+from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.precision import accumulation_dtype
 
 

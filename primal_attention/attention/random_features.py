@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from primal_attention.ops.chunks import masked
+from primal_attention.attention.base.masks import zero_padding
 from primal_attention.precision import accumulate, exact
 
 
@@ -33,8 +33,8 @@ def attend_exponentials(
     The normaliser is at least ``least`` once the largest $\sum_j g(k_j)$ of a head is 1.
     """
     ones = torch.ones_like(v[..., :1])
-    values = accumulate(masked(torch.cat([v, ones], dim=-1), source_mask).transpose(1, 2))
-    moments = values.mT @ exponentials(masked(k, source_mask), directions)  # [B, H, C + 1, P]
+    values = accumulate(zero_padding(torch.cat([v, ones], dim=-1), source_mask).transpose(1, 2))
+    moments = values.mT @ exponentials(zero_padding(k, source_mask), directions)  # [B, H, C + 1, P]
     moments = moments + eps * values.sum(-2)[..., None]
     largest = moments.detach()[..., -1:, :].amax(-1, keepdim=True)
     moments = moments / largest.clamp(min=least)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from primal_attention.attention.qkv import QKVAttention
+from primal_attention.attention.base.qkv import QKVAttention
 
 
 class SharedQKAttention(QKVAttention):

@@ -11,11 +11,11 @@ import torch
 from einops import einsum
 from torch import Tensor
 
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.options import check_sizes
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.segments import segment_means, token_segments
 from primal_attention.attention.shared_qk import SharedQKAttention
-from primal_attention.ops.chunks import masked
+from primal_attention.attention.base.masks import zero_padding
 from primal_attention.precision import accumulate, exact
 
 
@@ -69,9 +69,9 @@ class SoftAttention(SharedQKAttention):
     ) -> Tensor:
         """All pairs where the tokens are few, through the landmarks otherwise."""
         if q.shape[1] <= self.num_landmarks:
-            return _all_pairs(q, masked(v, mask))
+            return _all_pairs(q, zero_padding(v, mask))
         segments = token_segments(q, mask, self.num_landmarks)
-        return _through_landmarks(q, masked(v, mask), segments, self.num_iterations)
+        return _through_landmarks(q, zero_padding(v, mask), segments, self.num_iterations)
 
     def extra_repr(self) -> str:
         """The sizes and choices, for printing."""

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.varlen import takes, varlen_attention
 from primal_attention.precision import accumulate, accumulation_dtype
 

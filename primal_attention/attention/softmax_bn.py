@@ -16,8 +16,8 @@ from primal_attention.attention.batch_norm import (
     no_moments,
     running_key_moments,
 )
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.softmax import KeyValueCache, softmax_attention
 
 

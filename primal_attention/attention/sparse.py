@@ -18,10 +18,10 @@ from primal_attention.attention.blocks import (
     windows,
     with_common,
 )
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.options import check_choice, check_sizes
-from primal_attention.attention.order import token_order
-from primal_attention.attention.qkv import DecodingAttention
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.validation import check_choice, check_sizes
+from primal_attention.attention.base.compaction import token_order
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.softmax import KeyValueCache, softmax_attention
 from primal_attention.precision import accumulate
 

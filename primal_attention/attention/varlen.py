@@ -10,40 +10,12 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.ops.rows import moved
+from primal_attention.attention.base.compaction import together
 
 _WIDEST = 256  # columns of a head
-
-
-class Together(NamedTuple):
-    """Where the real tokens of a batch stand when they are moved together."""
-
-    there: Tensor  # [B N]: the token at each place; -1 behind the last
-    back: Tensor  # [B N]: the place of each token; -1 at padding
-    bounds: Tensor  # [B + 1], int32: sequence b has the places from bounds[b] to bounds[b + 1]
-
-    @classmethod
-    def of(cls, mask: Tensor) -> Together:
-        """Under a mask [B, N] that is True at real tokens."""
-        real = mask.flatten()
-        place, tokens = real.cumsum(0) - 1, torch.arange(len(real), device=mask.device)
-        nowhere = torch.full((len(real) + 1,), -1, device=mask.device)
-        there = nowhere.scatter(0, torch.where(real, place, len(real)), tokens)[:-1]
-        return cls(there, torch.where(real, place, -1), F.pad(mask.sum(1).cumsum(0), (1, 0)).int())
-
-    def pack(self, z: Tensor) -> Tensor:
-        """The tokens [B, N, H, C] together, [B N, H, C]."""
-        return moved(z.flatten(0, 1), self.there, self.back)
-
-    def unpack(self, z: Tensor) -> Tensor:
-        """Each token at its place again, [B N, H, C], with zeros at padding."""
-        return moved(z, self.back, self.there)
 
 
 def takes(q: Tensor) -> bool:
@@ -73,10 +45,10 @@ def varlen_attention(
     """Softmax attention [B, N, H, C]; zero at padding and where a query has no key to see."""
     from torch.nn.attention import varlen  # imports the compiler
 
-    keys = Together.of(source_mask)
+    keys, key_bounds = together(source_mask)
     if mask is None:
         mask = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-    queries = keys if mask is source_mask else Together.of(mask)
+    queries, bounds = (keys, key_bounds) if mask is source_mask else together(mask)
     rows = queries.pack(q), keys.pack(k), keys.pack(v)
-    out: Tensor = varlen.varlen_attn(*rows, queries.bounds, keys.bounds, q.shape[1], k.shape[1])  # type: ignore[assignment]
-    return queries.unpack(out).view(q.shape)
+    out: Tensor = varlen.varlen_attn(*rows, bounds, key_bounds, q.shape[1], k.shape[1])  # type: ignore[assignment]
+    return queries.unpack(out)

@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from einops import einsum
 from torch import Tensor
 
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.options import check_choice, check_sizes
-from primal_attention.attention.qkv import QKVAttention
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.validation import check_choice, check_sizes
+from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.feature_maps import cosine
-from primal_attention.ops.chunks import masked, slices
-from primal_attention.ops.op import Op
+from primal_attention.attention.base.masks import zero_padding
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of the products that are summed at once
@@ -89,13 +88,13 @@ class YosoAttention(QKVAttention):
     ) -> Tensor:
         """The sum over the keys, then its direction, in the accumulation dtype."""
         q_unit, k_unit = cosine(accumulate(q)), cosine(accumulate(k))
-        values = masked(accumulate(v), source_mask)
+        values = zero_padding(accumulate(v), source_mask)
         if self.estimator == "expectation":
             total = _expected_sums(q_unit, k_unit, values, self.num_bits)
         else:
             planes = torch.randn_like(self.planes) if self.training else self.planes
             codes = _codes(q_unit, planes), _codes(k_unit, planes)
-            total = _hashed_sums(q_unit, k_unit, values, *codes, self.num_bits)
+            total = _HashedSums.apply(q_unit, k_unit, values, *codes, self.num_bits)
         return cosine(total).to(v.dtype)
 
     def extra_repr(self) -> str:
@@ -127,14 +126,10 @@ def _sums_of_buckets(
     q: Tensor, k: Tensor, v: Tensor, q_codes: Tensor, k_codes: Tensor, num_bits: int
 ) -> Tensor:
     """The sums [B, N, H, C] over the keys that collide, averaged over the hashes."""
-    out = _empty_sums(q, k, v).zero_()
+    out = torch.zeros_like(q, dtype=accumulation_dtype(v.dtype))
     for q_rows, k_rows, size in _rows(q_codes, k_codes, num_bits):
         out += _bucket_sums(v, k_rows, size)[q_rows]
     return out.div_(len(q_codes))
-
-
-def _empty_sums(q: Tensor, k: Tensor, v: Tensor, *codes: Any) -> Tensor:
-    return torch.empty_like(q, dtype=accumulation_dtype(v.dtype))
 
 
 @exact
@@ -158,10 +153,6 @@ def _gradients_of_buckets(
         dk += _weighted_sums(v, k_rows, d_out, q, q_rows, size)
     R = len(q_codes)
     return dq.mul_(num_bits / 2 / R), dk.mul_(num_bits / 2 / R), dv.div_(R)
-
-
-def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 def _rows(q_codes: Tensor, k_codes: Tensor, num_bits: int) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -192,7 +183,9 @@ def _weighted_sums(
     """
     total, C = left.new_zeros(left_rows.numel(), z.shape[-1]), z.shape[-1]
     elements = _ELEMENTS.get(z.device.type, _ELEMENTS["cuda"])
-    for some in slices(C, max(1, elements // max(z.numel(), 1))):
+    size_of_slice = max(1, elements // max(z.numel(), 1))
+    for start in range(0, C, size_of_slice):
+        some = slice(start, start + size_of_slice)
         weights = left[..., some].flatten(0, 2)
         products = right[..., some, None] * z[..., None, :]
         table = _bucket_sums(products.flatten(-2), right_rows, size).view(-1, C)
@@ -202,15 +195,16 @@ def _weighted_sums(
     return total.view(*left.shape[:-1], C)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.num_bits = inputs
-    ctx.save_for_backward(*tensors)
+class _HashedSums(torch.autograd.Function):
+    """Sums over the keys that collide; their gradients are the published ones."""
 
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *tensors, ctx.num_bits = inputs
+        ctx.save_for_backward(*tensors)
+        return _sums_of_buckets(*inputs)
 
-def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _hashed_gradients(*ctx.saved_tensors, ctx.num_bits, d_out)
-    return (*gradients, None, None, None)
-
-
-_hashed_sums = Op("yoso_forward", _sums_of_buckets, _empty_sums, gradients=_gradients, save=_save)
-_hashed_gradients = Op("yoso_backward", _gradients_of_buckets, _empty_gradients)
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found = _gradients_of_buckets(*ctx.saved_tensors, ctx.num_bits, *gradients)
+        return (*found, None, None, None)

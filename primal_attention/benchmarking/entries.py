@@ -18,8 +18,6 @@ from primal_attention.benchmarking.layers import (
     PackedSoftmax,
     Projections,
     Released,
-    ReleasedAlone,
-    ScoresAlone,
     WithObjective,
     flex,
     sdpa,
@@ -109,34 +107,6 @@ def _op(weights: str) -> Entry:
     return Entry("primal_op", build, weights, alone=True)
 
 
-def _scores_op() -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
-        return ScoresAlone(x, sizes.heads, sizes.directions)
-
-    return Entry("scores_op", build, "sampled", alone=True)
-
-
-def _released_op() -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
-        return ReleasedAlone(x, sizes.heads, sizes.directions)
-
-    return Entry("released_op", build, "sampled", alone=True)
-
-
-def _softmax(*, causal: bool) -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
-        return PackedSoftmax(sizes.dim, sizes.heads, sdpa(causal=causal))
-
-    return Entry("softmax", build, causal=causal)
-
-
-def _flex(*, causal: bool) -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
-        return PackedSoftmax(sizes.dim, sizes.heads, flex(sizes.n, x.device, causal=causal))
-
-    return Entry("flex_attention", build, causal=causal)
-
-
 def _released(*, causal: bool) -> Entry:
     def build(sizes: Sizes, x: Tensor) -> nn.Module:
         S = sizes.directions
@@ -191,8 +161,6 @@ ENTRIES: dict[str, Entry] = {
         _op("static"),
         _released(causal=False),
         _released(causal=True),
-        _scores_op(),
-        _released_op(),
         _flex(causal=False),
         _flex(causal=True),
         *_others(),

@@ -15,16 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention import PrimalAttention
-from primal_attention.attention.packing import score_projection
 from primal_attention.benchmarking.released import (
     ReleasedArithmetic,
-    energy,
-    heads_out,
-    scores,
 )
 from primal_attention.objectives import ksvd_loss
-from primal_attention.ops.primal import collapsed_attention
-from primal_attention.ops.scores import primal_scores
 
 Outputs = tuple[Tensor, ...]
 
@@ -145,47 +139,6 @@ class OpAlone(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         """Outputs and both Gram matrices; the input gives the sizes alone."""
         return tuple(collapsed_attention(self.q, self.k, self.a_e, self.a_r, self.bias))
-
-
-class ScoresAlone(nn.Module):
-    """What a layer on a CPU does between its projections: scores, and the matrix that maps them."""
-
-    def __init__(self, x: Tensor, num_heads: int, num_directions: int):
-        super().__init__()
-        B, _, D = x.shape
-        C, H, S = D // num_heads, num_heads, num_directions
-        self.num_heads = H
-        self.qk = torch.stack(_halves(x, H), 2).detach().requires_grad_()
-        self.w_e = nn.Parameter(torch.randn(B, H, C, S, dtype=x.dtype) / C**0.5)
-        self.w_r = nn.Parameter(torch.randn(B, H, C, S, dtype=x.dtype) / C**0.5)
-        self.score_proj = nn.Linear(2 * S, C, dtype=x.dtype)
-        self.out_proj = nn.Linear(D, D, dtype=x.dtype)
-
-    def forward(self, x: Tensor) -> Outputs:
-        """Scores, their energies, and the projection that maps them; x gives the sizes alone."""
-        weight, shift = score_projection(self.score_proj, self.out_proj, self.num_heads)
-        assert shift is not None
-        return *primal_scores(self.qk, self.w_e, self.w_r), weight, shift
-
-
-class ReleasedAlone(nn.Module):
-    """What the released arithmetic does between its projections, on the same queries and keys."""
-
-    def __init__(self, x: Tensor, num_heads: int, num_directions: int):
-        super().__init__()
-        B, _, D = x.shape
-        C, H, S = D // num_heads, num_heads, num_directions
-        self.q, self.k = _halves(x, H)
-        self.w_e = nn.Parameter(torch.randn(B, H, C, S, dtype=x.dtype) / C**0.5)
-        self.w_r = nn.Parameter(torch.randn(B, H, C, S, dtype=x.dtype) / C**0.5)
-        self.lambda_diag = nn.Parameter(torch.rand(H, S, dtype=x.dtype))
-        self.score_proj = nn.Linear(2 * S, C, dtype=x.dtype)
-
-    def forward(self, x: Tensor) -> Outputs:
-        """Outputs, and what the objective has of both scores."""
-        e, r = scores(self.q.transpose(1, 2), self.k.transpose(1, 2), self.w_e, self.w_r)
-        out = heads_out(e, r, self.score_proj)
-        return out, energy(e, self.lambda_diag), energy(r, self.lambda_diag)
 
 
 def _halves(x: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:

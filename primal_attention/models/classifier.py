@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.options import check_sizes
+from primal_attention.attention.base.validation import check_sizes
 from primal_attention.models.encoder import Encoder
 from primal_attention.models.tower import Tower
 

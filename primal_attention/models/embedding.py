@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention.options import check_sizes
+from primal_attention.attention.base.validation import check_sizes
 
 
 class Embedding(nn.Module):

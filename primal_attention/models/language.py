@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.masks import check_mask
-from primal_attention.attention.options import check_probabilities, check_sizes
+from primal_attention.attention.base.masks import check_mask
+from primal_attention.attention.base.validation import check_probabilities, check_sizes
 from primal_attention.models.embedding import check_symbols
 from primal_attention.models.encoder import Encoder
 from primal_attention.models.positions import sinusoids
-from primal_attention.ops.running_mean import token_counts
+from primal_attention.ops.causal import token_counts
 
 
 class State(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from primal_attention.attention.masks import zero_padding
+from primal_attention.attention.base.masks import zero_padding
 
 
 class PaddingLeaks(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from primal_attention.attention import ATTENTIONS, build_attention
-from primal_attention.attention.options import check_choice, check_sizes
+from primal_attention.attention.base.validation import check_choice, check_sizes
 
 MODELS = ("primalformer", "primal_plus", *(name for name in ATTENTIONS if name != "primal"))
 

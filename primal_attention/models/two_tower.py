@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.options import check_sizes
+from primal_attention.attention.base.validation import check_sizes
 from primal_attention.models.tower import Tower
 
 

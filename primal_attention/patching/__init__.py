@@ -1,6 +1,5 @@
 """Replace attention inside models that exist: Hugging Face transformers, timm, plain PyTorch."""
 
-from primal_attention.patching.decompositions import decompositions
 from primal_attention.patching.distill import distill
 from primal_attention.patching.exporting import export_onnx, export_program
 from primal_attention.patching.patch import patch, unpatch
@@ -13,7 +12,6 @@ __all__ = [
     "DistillReport",
     "KSVDMixin",
     "Plan",
-    "decompositions",
     "distill",
     "export_onnx",
     "export_program",

@@ -25,12 +25,9 @@ import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
-from primal_attention.attention.features import Side
-from primal_attention.attention.masks import Tokens, real_tokens
+from primal_attention.attention.base.masks import Tokens, real_tokens
 from primal_attention.attention.primal import PrimalAttention
-from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.landmarks import landmarks
-from primal_attention.precision import accumulate
 
 _NUM_WAVES = 16
 _SIDES = {"both": ("e", "r"), "e": ("e",), "r": ("r",)}
@@ -117,19 +114,9 @@ def _inputs(
 
 def _both_sides(layer: PrimalAttention, tokens: Tokens, source: Tokens) -> tuple[Tensor, Tensor]:
     """phi_q and phi_k [B, N, H, P] of the tokens, as the layer has them."""
-    q, k = (_heads(layer, project(tokens.x)) for project in (layer.q_proj, layer.k_proj))
-    if layer.causal and layer.weights == "static":
-        seen = _seen(tokens, causal=True)
-        q, k = (einsum(_shares(seen), z, "b i j, b j h c -> b i h c") for z in (q, k))
-    features = layer.features
-    queries, keys = features.queries(q), features.keys(k)
-    if layer.causal:
-        key_sum = features.running_key_sum(keys, tokens.mask, None)
-    else:
-        far = features.keys(_heads(layer, layer.k_proj(source.x)))
-        key_sum = features.key_sum(far, source.mask)
-    queries, keys = features.normalise(queries, keys, key_sum)
-    return _phi(queries), _phi(keys)
+    phi = layer.kernel_features(tokens, source)
+    phi_q, phi_k = phi.permute(0, 2, 3, 1, 4).unbind()
+    return phi_q, phi_k
 
 
 def _means(near: Tensor, far: Tensor, values: Tensor, seen: Tensor) -> Tensor:
@@ -153,7 +140,3 @@ def _seen(tokens: Tokens, *, causal: bool) -> Tensor:
 
 def _heads(layer: PrimalAttention, z: Tensor) -> Tensor:
     return rearrange(z, "b n (h c) -> b n h c", h=layer.num_heads)
-
-
-def _phi(side: Side) -> Tensor:
-    return FIXED_MAPS[side.feature_map].forward(accumulate(side.z))

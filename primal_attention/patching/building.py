@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from primal_attention.attention import ATTENTIONS, build_attention
-from primal_attention.attention.options import check_choice
+from primal_attention.attention.base.validation import check_choice
 from primal_attention.patching.adapter import Change, PatchedAttention, Record
 from primal_attention.patching.crossing import check_crossing
 from primal_attention.patching.parts import Parts

@@ -7,8 +7,8 @@ import time
 import torch
 from torch import nn
 
-from primal_attention.attention.options import check_choice
-from primal_attention.attention.statistics import KSVDLayer
+from primal_attention.attention.base.validation import check_choice
+from primal_attention.attention.primal.statistics import KSVDLayer
 from primal_attention.patching.batches import Batch, Batches, BatchStream
 from primal_attention.patching.collecting import reference_of
 from primal_attention.patching.initialising import fit_of

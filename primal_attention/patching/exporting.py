@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from primal_attention.patching.decompositions import decompositions
-
 Axis = str | Dim | None
 Dynamic = Mapping[str, Sequence[Axis]]
 
@@ -51,7 +49,7 @@ def export_program(
                 "no single graph holds for all sizes of the dynamic axes; pass a Dim with limits "
                 f"in the place of a name, or longer example inputs. {error}"
             ) from error
-        plain: ExportedProgram = program.run_decompositions(decompositions())
+        plain: ExportedProgram = program.run_decompositions({})
     _check_plain(plain)
     return plain
 

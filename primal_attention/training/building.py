@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from primal_attention.attention.statistics import KSVDLayer
+from primal_attention.attention.primal.statistics import KSVDLayer
 from primal_attention.models import (
     Embedding,
     Encoder,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from primal_attention.attention.order import token_order
+from primal_attention.attention.base.compaction import token_order
 
 from .dense import MASKS, B, C, H, N, assert_close, randn
 

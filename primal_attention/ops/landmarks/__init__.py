@@ -1,5 +1,6 @@
-"""The landmarks X' of f(X): M tokens taken evenly from the real tokens of each sequence."""
+"""Landmarks: which tokens they are, and the weights that are sampled from them."""
 
 from primal_attention.ops.landmarks.choice import Landmarks, choose_landmarks, landmarks
+from primal_attention.ops.landmarks.eager import sampled_weights
 
-__all__ = ["Landmarks", "choose_landmarks", "landmarks"]
+__all__ = ["Landmarks", "choose_landmarks", "landmarks", "sampled_weights"]

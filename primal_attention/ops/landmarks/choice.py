@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.ops.op import Op
 
 
 class Landmarks(NamedTuple):
@@ -27,7 +26,10 @@ class Landmarks(NamedTuple):
         B, N, D = self.x.shape
         first = torch.arange(0, B * N, N, device=self.x.device)[:, None]
         tokens = (self.positions.clamp(min=0) + first).flatten()
-        rows = self.x.reshape(B * N, D).index_select(0, tokens).view(*self.positions.shape, D)
+        rows = self.x.reshape(B * N, D)
+        # On a GPU the gradient of index_select is atomic, and so not the same bits every time.
+        rows = rows[tokens] if rows.is_cuda else rows.index_select(0, tokens)
+        rows = rows.view(*self.positions.shape, D)
         rows = torch.where((self.positions >= 0)[:, :, None], rows, 0.0)
         return rows if self.scale == 1.0 else rows * self.scale
 
@@ -64,7 +66,7 @@ def choose_landmarks(
         torch.rand(x.shape[0], num_landmarks, device=x.device) if share > 0 else None
         for share in (jitter, dropout)
     )
-    index = _index(x.detach(), token_mask, moves, drops, num_landmarks, jitter, dropout)
+    index = landmark_index(x.detach(), token_mask, moves, drops, num_landmarks, jitter, dropout)
     return Landmarks(x, index, 1.0 / (1.0 - dropout))
 
 
@@ -112,24 +114,9 @@ def _token_of(order: Tensor, token_mask: Tensor | None) -> Tensor:
     """Position in the sequence of each real token, counted among the real ones."""
     if token_mask is None:
         return order
-    seen = token_mask.cumsum(1)  # [B, N], non-decreasing
-    return torch.searchsorted(seen, order + 1).clamp(max=token_mask.shape[1] - 1)
-
-
-def _empty_index(
-    x: Tensor,
-    token_mask: Tensor | None,
-    moves: Tensor | None,
-    drops: Tensor | None,
-    num_landmarks: int,
-    *options: Any,
-) -> Tensor:
-    return x.new_empty((x.shape[0], num_landmarks), dtype=torch.long)
-
-
-_index = Op(
-    "landmark_index",
-    landmark_index,
-    _empty_index,
-    fused="primal_attention.ops.landmarks.triton.landmark_index",
-)
+    number = token_mask.cumsum(1) - 1  # of each real token, counted from 0
+    B, N = token_mask.shape
+    places = torch.arange(N, device=token_mask.device).expand(B, N)
+    spare = torch.where(token_mask, number, N)  # padded tokens share one more place
+    token_at = places.new_zeros(B, N + 1).scatter(1, spare, places)
+    return token_at.gather(1, order)

@@ -1,11 +1,12 @@
-"""Primal-Attention of one layer: outputs and Gram matrices from queries, keys and weights."""
+"""Scores, moments and Gram matrices of features."""
 
-from primal_attention.ops.primal.chunked import collapsed_attention, gram, primal_attention
-from primal_attention.ops.primal.reference import PrimalResult
+from primal_attention.ops.primal.eager import (
+    both_sides,
+    features,
+    gram,
+    moment,
+    primal_scores,
+    zeroed,
+)
 
-__all__ = [
-    "PrimalResult",
-    "collapsed_attention",
-    "gram",
-    "primal_attention",
-]
+__all__ = ["both_sides", "features", "gram", "moment", "primal_scores", "zeroed"]

@@ -16,10 +16,11 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from primal_attention.attention.causal import PrimalState, mean_sides
-from primal_attention.attention.features import FeaturePair, Side
-from primal_attention.attention.masks import check_inputs, zero_padding
-from primal_attention.feature_maps import FIXED_MAPS
+from primal_attention.attention.base.features import FeaturePair
+from primal_attention.attention.base.masks import Tokens, check_inputs, zero_padding
+from primal_attention.attention.primal.heads import causal_sides, kernel_sides, sides_of
+from primal_attention.attention.primal.state import PrimalState
+from primal_attention.ops.primal import features
 from primal_attention.precision import accumulate
 
 
@@ -80,24 +81,19 @@ class FoldedPrimalAttention(nn.Module):
     ) -> tuple[Tensor, PrimalState | None]:
         check_inputs(self.dim, x, None, token_mask, None)
         qk = self.qk_proj(zero_padding(x, token_mask))
-        pattern = "b n (side h c) -> side b n h c"
-        projected = rearrange(qk, pattern, side=self._num_sides, h=self.num_heads)
-        q, k = projected[0], projected[-1]  # the same where only one side is output
+        heads = torch.unflatten(qk, -1, (self._num_sides, self.num_heads, -1))
+        q, k = heads[:, :, 0], heads[:, :, -1]  # the same where only one side is output
+        sides = sides_of(self.features, q, k, None, Tokens(qk, token_mask))
         if self.causal:
             state = self.init_state(x.shape[0]) if state is None else state
-            sides, state = mean_sides(self.features, q, k, state, token_mask)
-            queries, keys = sides.queries, sides.keys
+            sides, past = causal_sides(self.features, sides, state, static=True)
+            state = past.state()
         else:
-            queries, keys = self.features.queries(q), self.features.keys(k)
-            key_sum = self.features.key_sum(keys, token_mask)
-            queries, keys = self.features.normalise(queries, keys, key_sum)
-        output = {"both": (queries, keys), "e": (queries,), "r": (keys,)}[self.scores]
-        phi = torch.cat([_features(side).flatten(2) for side in output], dim=-1)
+            sides, _ = kernel_sides(self.features, sides, sides)
+        output = {"both": slice(None), "e": slice(1), "r": slice(1, None)}[self.scores]
+        phi = features(sides.z, sides.maps, None)[output]  # [sides, H, B, N, P]
+        phi = phi.permute(2, 3, 0, 1, 4).flatten(2)
         return zero_padding(self.out_proj(phi.to(x.dtype)), token_mask), state
-
-
-def _features(side: Side) -> Tensor:
-    return FIXED_MAPS[side.feature_map].forward(accumulate(side.z))
 
 
 @torch.no_grad()

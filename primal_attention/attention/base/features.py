@@ -13,9 +13,7 @@ from primal_attention.feature_maps import (
     FeatureMap,
     FeatureMapSpec,
     feature_map_pair,
-    normaliser,
 )
-from primal_attention.ops.chunks import masked
 
 
 class Side(NamedTuple):
@@ -49,23 +47,3 @@ class FeaturePair(nn.Module):
     def keys(self, k: Tensor) -> Side:
         """The side phi_k of the keys."""
         return Side(self.maps[-1](k) if self._is_module[1] else k, self.names[1])
-
-    def key_sum(self, keys: Side, token_mask: Tensor | None) -> Tensor | None:
-        """Sum of the key features over the real tokens, [B, 1, H, P]; None without normaliser."""
-        return masked(keys.z, token_mask).sum(1, keepdim=True) if self.normalised else None
-
-    def running_key_sum(
-        self, keys: Side, token_mask: Tensor | None, before: Tensor | None
-    ) -> Tensor | None:
-        """The same up to each token, [B, N, H, P]."""
-        if not self.normalised:
-            return None
-        sums = masked(keys.z, token_mask).cumsum(1)
-        return sums if before is None else sums + before[:, None]
-
-    def normalise(self, queries: Side, keys: Side, key_sum: Tensor | None) -> tuple[Side, Side]:
-        """Both sides of the same tokens divided by the square root of D-hat."""
-        if key_sum is None:
-            return queries, keys
-        factor = normaliser(queries.z, key_sum).rsqrt()
-        return Side(queries.z * factor, "identity"), Side(keys.z * factor, "identity")

@@ -12,46 +12,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.causal import PrimalState, first_state
-from primal_attention.attention.features import FeaturePair
-from primal_attention.attention.folded import FoldedPrimalAttention, fold_static
-from primal_attention.attention.masks import Tokens, check_inputs, real_tokens, zero_padding
-from primal_attention.attention.mechanism import Mechanism
-from primal_attention.attention.options import (
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.features import FeaturePair
+from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
+from primal_attention.attention.base.validation import (
     check_choice,
     check_heads,
     check_probabilities,
     check_sizes,
 )
-from primal_attention.attention.packed import (
+from primal_attention.attention.primal import heads
+from primal_attention.attention.primal.fold import FoldedPrimalAttention, fold_static
+from primal_attention.attention.primal.packed_sequences import (
+    Padding,
     Sequences,
     check_alone,
     packed_sequences,
-    position_wise_pass,
 )
-from primal_attention.attention.packing import (
-    in_projected_dtype,
-    is_one_map,
-    packed_projection,
-    projected,
-    projected_rows,
-    score_projection,
-)
-from primal_attention.attention.passes import (
-    Parts,
-    Pass,
-    Projected,
-    bidirectional_pass,
-    causal_pass,
-    projected_pass,
-    scored_pass,
-)
-from primal_attention.attention.released import read_released
-from primal_attention.attention.statistics import KSVDLayer, Scored, ksvd_statistics
-from primal_attention.attention.weights import check_weights
+from primal_attention.attention.primal.released import read_released
+from primal_attention.attention.primal.state import PrimalState
+from primal_attention.attention.primal.statistics import KernelSums, KSVDLayer, KSVDStatistics
+from primal_attention.attention.primal.weights import check_weights
 from primal_attention.feature_maps import FeatureMapSpec
 from primal_attention.ops.landmarks import Landmarks, choose_landmarks
-from primal_attention.precision import accumulation_dtype
+from primal_attention.ops.primal import features
+from primal_attention.precision import accumulate
 
 
 class PrimalAttention(KSVDLayer):
@@ -196,12 +181,11 @@ class PrimalAttention(KSVDLayer):
             raise ValueError(f"max_seqlen={max_seqlen} was given without cu_seqlens")
         self._check_inputs(x, context, token_mask, context_mask)
         tokens = self._tokens(x, token_mask)
-        source = tokens if context is None else self._tokens(context, context_mask)
-        run = self._run(tokens, source)
-        if self.training:
-            num_queries = tokens.num_real()
-            self._record(run, num_queries, num_queries if source is tokens else source.num_real())
-        return self._output(run, tokens)
+        if context is None:
+            here = there = self._sides(tokens)
+        else:
+            here, there = self._sides(tokens), self._sides(self._tokens(context, context_mask))
+        return self._output(self._attend(here, there), tokens)
 
     def init_state(self, batch_size: int) -> PrimalState:
         """The state before the first token of ``batch_size`` sequences."""
@@ -209,7 +193,9 @@ class PrimalAttention(KSVDLayer):
         P = self.features.feature_dim
         side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
         key_features = P if self.features.normalised else 0
-        return first_state(self.q_proj.weight, batch_size, self.num_heads, side, key_features)
+        return PrimalState.first(
+            self.q_proj.weight, batch_size, self.num_heads, side, key_features
+        )
 
     def prefill(
         self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
@@ -222,8 +208,11 @@ class PrimalAttention(KSVDLayer):
                 f"state is of {state.num_tokens.shape[0]} sequences, x has {x.shape[0]}"
             )
         tokens = self._tokens(x, token_mask)
-        run, state = self._causal(tokens, state, grams=False)
-        return self._output(run, tokens), state
+        state = self.init_state(x.shape[0]) if state is None else state
+        run, state = heads.causal(
+            self.features, self._directions(), self._sides(tokens), state, training=False
+        )
+        return self._output(run.scores, tokens), state
 
     def step(self, x_t: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
         """Output [B, D] of the next token x_t [B, D], in time that does not grow."""
@@ -247,6 +236,17 @@ class PrimalAttention(KSVDLayer):
             self.init_state(1) if self.causal else None,
         )
 
+    def kernel_features(self, tokens: Tokens, source: Tokens) -> Tensor:
+        """Features [2, H, B, N, P] of both sides of the kernel at the tokens; queries first."""
+        here = self._sides(tokens)
+        if self.causal:
+            static = self.weights == "static"
+            sides, _ = heads.causal_sides(self.features, here, None, static=static)
+        else:
+            there = here if source is tokens else self._sides(source)
+            sides, _ = heads.kernel_sides(self.features, here, there)
+        return features(sides.z, sides.maps, sides.mask)
+
     def extra_repr(self) -> str:
         """The sizes and choices, for printing."""
         return (
@@ -255,112 +255,82 @@ class PrimalAttention(KSVDLayer):
         )
 
     def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
-        """Whatever the layer makes of them is made of one copy, which is all that it keeps."""
-        return real_tokens(in_projected_dtype(x, *self._projections()), mask)
+        """Cast for autocast and zero the padding once; all projections read this copy."""
+        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return real_tokens(x, mask)
 
-    def _causal(
-        self, tokens: Tokens, state: PrimalState | None, *, grams: bool
-    ) -> tuple[Pass, PrimalState]:
-        """The tokens that follow a state, and the state after them."""
-        state = self.init_state(tokens.x.shape[0]) if state is None else state
-        return causal_pass(self._parts(), self._project(tokens), state, grams=grams)
+    def _sides(self, tokens: Tokens, padding: Padding | None = None) -> heads.Sides:
+        """Queries, keys and dual variables; of packed tokens, those of the padded sequences."""
+        x, H = tokens.x, self.num_heads
+        q = torch.unflatten(self.q_proj(x), -1, (H, -1))
+        k = torch.unflatten(self.k_proj(x), -1, (H, -1))
+        h = None
+        if self.weights == "dual":
+            h = torch.unflatten(self.h_proj(x), -1, (2, H, -1))
+        if padding is not None:
+            q, k, h = padding.pad(q), padding.pad(k), None if h is None else padding.pad(h)
+            x = padding.pad(x) if self.weights == "sampled" else q.flatten(-2)
+            tokens = Tokens(x, padding.mask)
+        return heads.sides_of(self.features, q, k, h, tokens)
 
-    def _run(self, tokens: Tokens, source: Tokens) -> Pass:
-        """Queries of the tokens, keys of the source; the same sequence in self-attention."""
-        parts, landmarks, crossing = self._parts(), self._landmarks(source), source is not tokens
-        options = {"causal": self.causal, "grams": self.training}
-        if not crossing and not self.features.has_modules:  # one op from the tokens to the outputs
-            projection = packed_projection(tokens.x, *self._projections())
-            if projection is not None and self._maps_scores(tokens.x):
-                return scored_pass(parts, tokens, projection, landmarks, causal=self.causal)
-            if projection is not None:
-                return projected_pass(parts, tokens, projection, landmarks, **options)
-        if self.causal:
-            return self._causal(tokens, None, grams=self.training)[0]
-        here = self._project(tokens)
-        there = self._project(source, context=True) if crossing else here
-        return bidirectional_pass(parts, here, there, landmarks, grams=self.training)
+    def _directions(self) -> Tensor | None:
+        """w_e and w_r side by side, [H, M or P, 2 S]; None for dual weights."""
+        return None if self.weights == "dual" else torch.cat((self.w_e, self.w_r), -1)
 
-    def _maps_scores(self, x: Tensor) -> bool:
-        """Whether the output projection is to map the scores, with the maps of the heads in it.
-
-        A CPU has fewer multiplications then, unless scores are more than what heads output.
-        """
-        narrow = self.scores == "both" and 2 * self.num_directions <= self.head_dim
-        return self.weights != "dual" and narrow and is_one_map(x, self.score_proj, self.out_proj)
-
-    def _projections(self) -> list[nn.Module]:
-        """Those of the tokens, in the order in which the ops take them."""
-        dual = [self.h_proj] if self.weights == "dual" else []
-        return [self.q_proj, self.k_proj, *dual]
-
-    def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """Outputs of packed sequences, in the shape of x."""
-        tokens = self._tokens(x.reshape(1, -1, self.dim), None)
-        if self.weights == "static" and not self.causal and not self.features.normalised:
-            flat = self._project(tokens)
-            run = position_wise_pass(self._parts(), flat, sequences, grams=self.training)
-        else:
-            run = self._padded(tokens, sequences)
-        if self.training:
-            lengths = sequences.lengths().to(accumulation_dtype(x.dtype))
-            self._record(run, lengths, lengths)
-        return self._output(run, tokens).view_as(x)
-
-    def _padded(self, tokens: Tokens, sequences: Sequences) -> Pass:
-        """A run over packed sequences that pads what the projections give."""
-        parts, padding = self._parts(), sequences.padding()
-        projected = padding.projected(self._project(tokens))
-        if self.causal:
-            state = self.init_state(sequences.number)
-            run, _ = causal_pass(parts, projected, state, grams=self.training)
-        else:
-            if self.weights == "sampled":
-                tokens = Tokens(padding.pad(tokens.x), padding.mask)
-            landmarks = self._landmarks(tokens)
-            run = bidirectional_pass(parts, projected, projected, landmarks, grams=self.training)
-        return run._replace(out=padding.unpad(run.out))
-
-    def _record(self, run: Pass, num_queries: Tensor, num_keys: Tensor) -> None:
-        """Keep what the objectives need.
+    def _attend(self, here: heads.Sides, there: heads.Sides) -> Tensor:
+        """Scores [2, H, B, N, S]; a training pass keeps what the objectives need.
 
         Before the output projection: a sharded layer gathers its parameters again when the gradient
         of its output arrives, and these nodes must run after that.
         """
-        counts = num_queries, num_keys
-        parameters, half = self._weight_parameters(), run.out.dtype.itemsize == 2
-        self.record(
-            ksvd_statistics(run.weights, parameters, self.lambda_diag, run.sums, counts, half=half)
+        features, parameters, training = self.features, self._directions(), self.training
+        landmarks = None
+        if self.causal:
+            run, _ = heads.causal(features, parameters, here, None, training=training)
+        else:
+            landmarks = self._landmarks(there.tokens)
+            run = heads.bidirectional(
+                features, parameters, here, there, landmarks, training=training
+            )
+        if run.sums is not None:
+            self.record(self._statistics(run.sums, landmarks, here.tokens, there.tokens))
+        return run.scores
+
+    def _statistics(
+        self, sums: KernelSums, landmarks: Landmarks | None, tokens: Tokens, source: Tokens
+    ) -> KSVDStatistics:
+        """The trace is that of the parameters; of dual weights, which have none, their own."""
+        dual = self.weights == "dual"
+        w_e, w_r = sums.weights if dual else (accumulate(self.w_e), accumulate(self.w_r))
+        if self.weights == "static":  # whose parameters a sharded layer frees
+            sums = sums._replace(weights=sums.weights.clone())
+        num_queries = tokens.num_real()
+        return KSVDStatistics(
+            sums,
+            landmarks,
+            (w_e * w_r).sum((-2, -1)),
+            self.lambda_diag,
+            num_queries,
+            num_queries if source is tokens else source.num_real(),
+            averaged=dual,
+            with_gradients=torch.is_grad_enabled(),
         )
 
-    def _output(self, run: Pass, tokens: Tokens) -> Tensor:
-        out = run.out
-        if self.features.has_modules:  # whose features, and so the outputs, have at least float32
-            out = out.to(tokens.x.dtype)
-        if isinstance(run.sums, Scored):
-            merged = score_projection(self.score_proj, self.out_proj, self.num_heads)
-            y = projected_rows(out.flatten(2), merged)
-        else:
-            y = projected(out.flatten(2), self.out_proj)
+    def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """Outputs of packed sequences, in the shape of x."""
+        tokens, padding = self._tokens(x.reshape(1, -1, self.dim), None), sequences.padding()
+        sides = self._sides(tokens, padding)
+        return self._output(self._attend(sides, sides), tokens, padding).view_as(x)
+
+    def _output(self, scores: Tensor, tokens: Tokens, padding: Padding | None = None) -> Tensor:
+        """Map the scores that are output to the heads, and these to the outputs."""
+        if self.scores != "both":
+            scores = scores[:1] if self.scores == "e" else scores[1:]
+        rows = scores.permute(2, 3, 1, 0, 4).flatten(-2).to(tokens.x.dtype)  # [B, N, H, 2 S]
+        rows = rows if padding is None else padding.unpad(rows)
+        y = self.out_proj(self.score_proj(rows).flatten(-2))
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
-
-    def _heads(self, x: Tensor, projection: nn.Module) -> Tensor:
-        return torch.unflatten(projected(x, projection), -1, (self.num_heads, -1))
-
-    def _project(self, tokens: Tokens, *, context: bool = False) -> Projected:
-        """Queries, keys and dual variables; a context needs its queries for a normaliser alone."""
-        x, h = tokens.x, None
-        q = self._heads(x, self.q_proj) if self.features.normalised or not context else None
-        if self.weights == "dual":
-            h = torch.unflatten(projected(x, self.h_proj), -1, (2, self.num_heads, -1))
-        return Projected(q, self._heads(x, self.k_proj), h, tokens.mask)
-
-    def _parts(self) -> Parts:
-        maps, bias = self._score_maps(), self.score_proj.bias
-        return Parts(self.features, self._weight_parameters(), maps, bias, self.num_heads)
-
-    def _weight_parameters(self) -> tuple[Tensor, Tensor] | None:
-        return None if self.weights == "dual" else (self.w_e, self.w_r)
 
     def _landmarks(self, source: Tokens) -> Landmarks | None:
         if self.weights != "sampled":

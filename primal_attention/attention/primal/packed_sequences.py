@@ -15,34 +15,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.attention.features import Side
-from primal_attention.attention.passes import Parts, Pass, Projected, attend
-from primal_attention.attention.statistics import Grams
-from primal_attention.attention.weights import ProjectionWeights
-from primal_attention.ops.primal import gram
-from primal_attention.ops.rows import moved
+from primal_attention.attention.base.compaction import Compaction, padded
 
 
 class Padding(NamedTuple):
-    """Where the tokens stand when every sequence is as long as the longest."""
+    """Packed sequences as ones that are all as long as the longest."""
 
-    there: Tensor  # [B, L]: the token at each place; -1 at padding
-    back: Tensor  # [T]: the place of each token among the B L; -1 where it has none
+    compaction: Compaction
     mask: Tensor  # [B, L], True at real tokens
 
     def pad(self, z: Tensor) -> Tensor:
         """The tokens [1, T, ...] as sequences [B, L, ...], with zeros at padding."""
-        return moved(z[0], self.there.flatten(), self.back).view(*self.there.shape, *z.shape[2:])
+        return self.compaction.pack(z[0])
 
     def unpad(self, z: Tensor) -> Tensor:
         """The inverse of :meth:`pad`."""
-        return moved(z.flatten(0, 1), self.back, self.there.flatten())[None]
-
-    def projected(self, tokens: Projected) -> Projected:
-        """The same for all that the projections gave."""
-        q, k, h = (None if z is None else self.pad(z) for z in tokens[:3])
-        assert k is not None
-        return Projected(q, k, h, self.mask)
+        return self.compaction.unpack(z)[None]
 
 
 class Sequences(NamedTuple):
@@ -57,48 +45,16 @@ class Sequences(NamedTuple):
         """B."""
         return self.bounds.shape[0] - 1
 
-    def lengths(self) -> Tensor:
-        """The number of tokens of each, [B]."""
-        return self.bounds.diff()
-
     def padding(self) -> Padding:
-        """How they are padded; the host waits for the longest length where it was not given."""
-        L = self._longest()
-        first, device = self.bounds[:-1, None], self.bounds.device
-        places = first + torch.arange(L, device=device)
-        mask = places < self.bounds[1:, None]
-        tokens = torch.arange(self.num_tokens, device=device)
-        sequence = torch.searchsorted(self.bounds[1:], tokens, right=True)
-        along = tokens - self.bounds[sequence]
-        inside = (along < L) & (sequence < self.number)
-        back = torch.where(inside, sequence * L + along, -1)
-        return Padding(torch.where(mask, places, -1), back, mask)
+        """Pad to the longest; synchronises where its length was not given."""
+        return Padding(*padded(self.bounds, self.num_tokens, self._longest()))
 
     def _longest(self) -> int:
         if self.longest is not None:
             return self.longest
         if torch.compiler.is_compiling():
             raise ValueError("max_seqlen must be given under torch.compile, got None")
-        return int(self.lengths().max())
-
-
-def position_wise_pass(
-    parts: Parts, tokens: Projected, sequences: Sequences, *, grams: bool
-) -> Pass:
-    """A run with static weights: no token sees another, and only Gram matrices know sequences."""
-    assert tokens.q is not None
-    assert parts.parameters is not None
-    sides = parts.features.queries(tokens.q), parts.features.keys(tokens.k)
-    weights = ProjectionWeights(*parts.parameters)
-    out, gram_q, gram_k = attend(parts, *sides, weights, None, (False, False))
-    if grams:
-        padding = sequences.padding()
-        gram_q, gram_k = (_gram(side, padding) for side in sides)
-    return Pass(out, weights, Grams(gram_q, gram_k))
-
-
-def _gram(side: Side, padding: Padding) -> Tensor:
-    return gram(padding.pad(side.z), token_mask=padding.mask, feature_map=side.feature_map)
+        return int(self.bounds.diff().max())
 
 
 def packed_sequences(x: Tensor, cu_seqlens: Tensor, max_seqlen: int | None, dim: int) -> Sequences:

@@ -62,8 +62,10 @@ def check_inputs(
 
 
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The tokens [B, N, D] with zeros at the padded positions, whatever stood there."""
-    return x if mask is None else torch.where(mask[:, :, None], x, 0.0)
+    """The tokens [B, N, ...] with zeros at the padded positions, whatever stood there."""
+    if mask is None:
+        return x
+    return torch.where(mask.reshape(*mask.shape, *[1] * (x.ndim - 2)), x, 0.0)
 
 
 class Tokens(NamedTuple):

@@ -1,106 +1,60 @@
-"""What a Primal layer leaves behind for the objectives, and when.
+"""Statistics of a training pass of a Primal layer, from which the objectives are computed.
 
 Letters: B batch, H heads, P feature dim, S directions, M landmarks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
-from primal_attention.attention.weights import ProjectionWeights
-from primal_attention.ops.ksvd import trace
 from primal_attention.ops.landmarks import Landmarks
-from primal_attention.ops.primal import gram
 from primal_attention.precision import accumulate
 
 
-class Grams(NamedTuple):
-    """Phi^T Phi over the real tokens, of either side."""
+class KernelSums(NamedTuple):
+    """Sums over the real tokens, and the weights given the data; queries before keys."""
 
-    q: Tensor  # [B, H, P, P]
-    k: Tensor
+    make_grams: Callable[[], Tensor]  # Phi^T Phi [2, H, B, P, P], computed when it is asked for
+    weights: Tensor  # W_{e|X} and W_{r|X}: [2, H, B, P, S], or [2, H, P, S] for all sequences
+    given_energies: Tensor | None = None  # [2, H, B, S]: sums of e^2 and of r^2
 
-
-class Scored(NamedTuple):
-    """What a pass that has made the scores leaves, from which Gram matrices can be had later."""
-
-    energies: Tensor  # [B, 2, H, S]: the sums of e^2 and of r^2 over the real tokens
-    qk: Tensor  # [B, N, 2, H, C]
-    mask: Tensor | None  # [B, N], True at real tokens
-    maps: tuple[str, str]
-
-    def grams(self) -> Grams:
-        """Both Gram matrices, by one more pass over queries and keys."""
-        pairs = zip(self.qk.unbind(2), self.maps, strict=True)
-        return Grams(*(gram(z, token_mask=self.mask, feature_map=name) for z, name in pairs))
+    @property
+    def energies(self) -> Tensor:
+        """Sums of squares of the scores, diag(W^T G W), [2, H, B, S]."""
+        if self.given_energies is not None:
+            return self.given_energies
+        return (self.weights * (self.make_grams() @ self.weights)).sum(-2)
 
 
 class KSVDStatistics(NamedTuple):
     """All that a KSVD objective needs of one forward pass of one layer.
 
-    Nothing of it is a parameter: a sharded layer gives its parameters back right after the forward
-    pass, so that whatever is made of them is made inside it.
+    Nothing of it is a parameter: a sharded layer frees its parameters right after the forward
+    pass, so whatever is made of them is made inside it.
     """
 
-    sums: Grams | Scored  # over the real tokens
-    w_e_given_x: Tensor  # [B, H, P, S] or [H, P, S]
-    w_r_given_x: Tensor
+    sums: KernelSums
     landmarks: Landmarks | None  # F_X = X'; None where F_X is the identity
-    trace: Tensor | None  # [H]: Tr(W_e^T W_r) of the parameters; None for that of the weights
+    trace: Tensor  # Tr(W_e^T W_r): of the parameters [H]; of dual weights [H, B]
     lambda_diag: Tensor  # [H, S]
     num_queries: Tensor  # [B]: real tokens among the queries
     num_keys: Tensor  # [B]: real tokens among the keys
     averaged: bool  # J averages over tokens (dual weights) instead of summing
     with_gradients: bool  # taken with gradients enabled
-    half: bool = False  # tokens of half precision are behind the Gram matrices
-
-    @property
-    def grams(self) -> Grams:
-        """Of this pass; made anew each time where they are not at hand."""
-        return self.sums if isinstance(self.sums, Grams) else self.sums.grams()
 
     @property
     def x_sampled(self) -> Tensor | None:
-        """F_X [B, H, M, P]; None where it is the identity."""
-        return ProjectionWeights(self.w_e_given_x, self.w_r_given_x, self.landmarks).x_sampled
-
-
-def ksvd_statistics(
-    weights: ProjectionWeights,
-    parameters: tuple[Tensor, Tensor] | None,  # w_e, w_r; None for dual weights
-    lambda_diag: Tensor,
-    sums: Grams | Scored,
-    counts: tuple[Tensor, Tensor],
-    *,
-    half: bool = False,
-) -> KSVDStatistics:
-    """Gather the statistics of one forward pass.
-
-    The trace term is that of the parameters. Static weights are the parameters or copies of them,
-    so that theirs need not be kept apart. Dual weights have none: theirs is the trace of the
-    weights given the data, and J averages over tokens, so that J = 0 at the SVD with
-    Lambda = n / sigma.
-    """
-    dtype = sums[0].dtype
-    w_e, w_r = parameters or (None, None)
-    return KSVDStatistics(
-        sums,
-        weights.e.to(dtype, copy=weights.e is w_e),
-        weights.r.to(dtype, copy=weights.r is w_r),
-        weights.landmarks,
-        None if parameters is None or weights.landmarks is None else trace(*parameters),
-        lambda_diag,
-        *counts,
-        averaged=parameters is None,
-        with_gradients=torch.is_grad_enabled(),
-        half=half,
-    )
-
-
+        """F_X [H, B, M, P]; None where it is the identity."""
+        if self.landmarks is None:
+            return None
+        H = len(self.lambda_diag)
+        return accumulate(rearrange(self.landmarks.rows(), "b m (h p) -> h b m p", h=H))
 class KSVDLayer(nn.Module):
     """A layer with singular directions: it owns Lambda and keeps the statistics of training passes.
 

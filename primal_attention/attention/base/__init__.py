@@ -1,0 +1,1 @@
+"""What all mechanisms share: masks, projections, validation, compaction and cards."""

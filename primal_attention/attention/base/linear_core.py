@@ -1,0 +1,121 @@
+r"""Attention whose weights are products of features, in linear time.
+
+$y_i = \frac{\sum_j \phi_q(i)^\top \phi_k(j)\, v_j}{\sum_j \phi_q(i)^\top \phi_k(j)}
+     = \frac{\phi_q(i)^\top S}{\phi_q(i)^\top z}$ with the moments $S = \sum_j \phi_k(j) v_j^\top$
+and $z = \sum_j \phi_k(j)$. Both come from one pass: the values get a channel that is 1.
+
+Letters: B batch, N tokens, T source tokens, H heads, C head dim, P feature dim, V channels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from primal_attention.attention.base.features import Side
+from primal_attention.feature_maps import FIXED_MAPS
+from primal_attention.ops.causal import scan
+from primal_attention.ops.primal import moment
+from primal_attention.precision import accumulate, exact
+
+
+class Moments(NamedTuple):
+    """S and z over the tokens so far, in at least float32."""
+
+    kv: Tensor  # [B, H, P, C]
+    k_sum: Tensor  # [B, H, P]
+
+
+def empty_moments(k: Tensor, batch_size: int, num_heads: int, shape: tuple[int, int]) -> Moments:
+    """The moments of no token, for a shape (P, C), with the device of k and its dtype widened."""
+    kv = accumulate(k.new_zeros(batch_size, num_heads, *shape))
+    return Moments(kv, kv[..., 0])
+
+
+def attend_moments(
+    queries: Side,  # [B, N, H, .]
+    keys: Side,  # [B, T, H, .]
+    v: Tensor,  # [B, T, H, C]
+    source_mask: Tensor | None,  # [B, T], True = real token
+    *,
+    least: float | None = None,
+) -> Tensor:
+    """Outputs [B, N, H, C] over all real source tokens.
+
+    The normaliser is at least ``least``; where that is None, an output is 0 where the normaliser is
+    too small to have any digits.
+    """
+    read = read_moment(queries, key_moment(keys, _with_ones(v), source_mask))
+    return _normalised(read, least).to(v.dtype)
+
+
+def scan_moments(
+    queries: Side,  # [B, N, H, .]
+    keys: Side,
+    v: Tensor,  # [B, N, H, C]
+    before: Moments | None,
+    mask: Tensor | None,  # [B, N], True = real token
+    *,
+    least: float | None = None,
+) -> tuple[Tensor, Moments]:
+    """Outputs [B, N, H, C] over the tokens up to each, and the moments after the last."""
+    state = None if before is None else torch.cat([before.kv, before.k_sum[..., None]], dim=-1)
+    read, state = scan_moment(queries, keys, _with_ones(v), state, mask)
+    return _normalised(read, least).to(v.dtype), Moments(state[..., :-1], state[..., -1])
+
+
+def key_moment(keys: Side, values: Tensor, mask: Tensor | None) -> Tensor:
+    r"""$\sum_j \phi_k(j) v_j^\top$ [B, H, P, V] over the real tokens of [B, T, H, .]."""
+    z, values = _heads_first(keys.z), _heads_first(values)
+    return moment(z, values, (keys.feature_map,), _of_rows(mask)).transpose(0, 1)
+
+
+@exact
+def read_moment(queries: Side, total: Tensor) -> Tensor:
+    r"""$\phi_q(i)^\top S$ [B, N, H, V] of queries [B, N, H, .] and S [B, H, P, V]."""
+    phi = FIXED_MAPS[queries.feature_map].forward(accumulate(queries.z.transpose(1, 2)))
+    return (phi @ total).transpose(1, 2)
+
+
+def scan_moment(
+    queries: Side,
+    keys: Side,
+    values: Tensor,  # [B, N, H, V]
+    state: Tensor | None,  # [B, H, P, V]
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    r"""$\phi_q(t)^\top S_t$ [B, N, H, V] with the moment up to each token, and the last moment."""
+    read, after = scan(
+        _heads_first(queries.z),
+        _heads_first(keys.z),
+        _heads_first(values),
+        ((queries.feature_map,), (keys.feature_map,)),
+        _of_rows(mask),
+        None if state is None else state.transpose(0, 1),
+    )
+    return read.permute(1, 2, 0, 3), after.transpose(0, 1)
+
+
+def _heads_first(z: Tensor) -> Tensor:
+    """The tokens [B, N, H, C] as [H, B, N, C]."""
+    return z.permute(2, 0, 1, 3)
+
+
+def _of_rows(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask[:, :, None]
+
+
+def _with_ones(v: Tensor) -> Tensor:
+    return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+
+
+@exact
+def _normalised(read: Tensor, least: float | None) -> Tensor:
+    normaliser = read[..., -1:]
+    if least is not None:
+        return read[..., :-1] / normaliser.clamp(min=least)
+    info = torch.finfo(read.dtype)
+    lost = normaliser.abs() < info.tiny / info.eps
+    return torch.where(lost, 0.0, read[..., :-1] / torch.where(lost, 1.0, normaliser))

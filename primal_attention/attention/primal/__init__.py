@@ -1,0 +1,14 @@
+"""Primal-Attention: the layer, its decode state and its statistics."""
+
+from primal_attention.attention.primal.fold import FoldedPrimalAttention
+from primal_attention.attention.primal.layer import PrimalAttention
+from primal_attention.attention.primal.state import PrimalState
+from primal_attention.attention.primal.statistics import KSVDLayer, KSVDStatistics
+
+__all__ = [
+    "FoldedPrimalAttention",
+    "KSVDLayer",
+    "KSVDStatistics",
+    "PrimalAttention",
+    "PrimalState",
+]

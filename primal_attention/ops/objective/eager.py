@@ -1,0 +1,76 @@
+r"""The KSVD objectives in plain PyTorch, from sums over the tokens alone.
+
+Letters: B batch, H heads, P feature dim, S directions, M landmarks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mean_j(
+    energies: Tensor,  # [2, H, B, S]: sums of e^2 and of r^2 over the tokens
+    trace: Tensor,  # Tr(W_e^T W_r), [H] or [H, B]
+    lambda_diag: Tensor,  # [H, S]
+    num_queries: Tensor,  # [B]
+    num_keys: Tensor,  # [B]
+    *,
+    averaged: bool,
+    lambda_squared: bool = False,
+    squared: bool = True,
+) -> Tensor:
+    r"""The mean of $J^2$, or of J, over the sequences with a token on either side.
+
+    $J = \frac12 \sum_i e_i^\top \Lambda e_i + \frac12 \sum_i r_i^\top \Lambda r_i
+    - Tr(W_e^\top W_r)$ of eq. (11), the mean over the heads. The sums are means over the tokens
+    where ``averaged``; ``lambda_squared`` puts the square of Lambda in its place.
+    """
+    if averaged:
+        counts = torch.stack((num_queries, num_keys)).clamp(min=1)
+        energies = energies / counts[:, None, :, None]
+    diagonal = lambda_diag.square() if lambda_squared else lambda_diag
+    quadratic = (energies * diagonal[:, None, :]).sum((0, 3)) / 2  # [H, B]
+    j = (quadratic - (trace if trace.ndim == 2 else trace[:, None])).mean(0)
+    return mean_over_sequences(j.square() if squared else j, num_queries, num_keys)
+
+
+def mean_over_sequences(values: Tensor, num_queries: Tensor, num_keys: Tensor) -> Tensor:
+    """The mean of values [B] over the sequences with a token on either side; zero without any."""
+    real = torch.minimum(num_queries, num_keys) > 0
+    return torch.where(real, values, 0.0).sum() / real.sum().clamp(min=1)
+
+
+def unexplained_energy(
+    grams: Tensor,  # [2, H, B, P, P]: of the queries and of the keys
+    weights: Tensor,  # [2, H, B, P, S] or [2, H, P, S]
+    lambda_diag: Tensor,  # [H, S]
+    x_sampled: Tensor | None,  # F_X [H, B, M, P]; None where it is the identity
+) -> Tensor:
+    r"""The fraction $|K - E \Lambda R^\top|_F^2 / |K|_F^2$ of each head and sequence, [H, B].
+
+    It equals $Tr(G_q M G_k M^\top) / Tr(G_q A G_k A)$ with $M = A - W_{e|X} \Lambda W_{r|X}^\top$
+    and $A = F_X^\top F_X$. A kernel without energy has nothing unexplained. What cancels in the
+    entries of a kernel cancels squared here: where all of them are a thousandth of
+    $|\phi_q| |A| |\phi_k|$, such as for one token with a nearly orthogonal query, six digits go.
+    """
+    if weights.ndim == 4:  # of all sequences
+        weights = weights[:, :, None]
+    w_e, w_r = weights
+    explained = (w_e * lambda_diag[:, None, None, :]) @ w_r.mT
+    if x_sampled is None:
+        identity = torch.eye(explained.shape[-1], dtype=explained.dtype, device=explained.device)
+        energy = (grams[0] * grams[1].mT).sum((-2, -1))
+        left = _energy(grams, identity - explained)
+    else:
+        a = x_sampled.mT @ x_sampled
+        size = a.detach().abs().amax((-2, -1), keepdim=True)  # cancels; avoids 0 / 0
+        size = torch.where(size >= torch.finfo(a.dtype).tiny, size, 1.0)
+        energy, left = (_energy(grams, middle / size) for middle in (a, a - explained))
+    some = energy > 0
+    return torch.where(some, left / torch.where(some, energy, 1.0), 0.0)
+
+
+def _energy(grams: Tensor, middle: Tensor) -> Tensor:
+    r"""$|\Phi_q M \Phi_k^\top|_F^2 = Tr(G_q M G_k M^\top)$, [H, B]."""
+    return ((grams[0] @ middle) * (middle @ grams[1])).sum((-2, -1))

@@ -1,0 +1,197 @@
+"""Walk over the tokens in chunks, and compute each chunk again in the backward pass.
+
+A *step* is plain PyTorch: from a state, the rows of a chunk of tokens and tensors that all chunks
+share it makes rows of outputs and the next state. A short sequence is one chunk, and the walk is
+one call of the step, whose graph PyTorch records. A long one keeps its inputs and the state before
+each chunk alone: features, kernel values and scores of one chunk exist at a time.
+
+Token axes are the last but one of every row: [..., N, C].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from primal_attention.precision import without_autocast
+
+Tensors = Sequence[Tensor | None]
+Step = Callable[[Tensors, Tensors, Tensors], tuple[Sequence[Tensor], Sequence[Tensor]]]
+
+_ELEMENTS: ContextVar[dict[str, int]] = ContextVar(
+    "_ELEMENTS", default={"cpu": 1 << 20, "cuda": 1 << 25}
+)
+
+
+@contextmanager
+def chunk_elements(number: int) -> Iterator[None]:
+    """Walk in chunks of about so many elements of the first rows, on every device."""
+    token = _ELEMENTS.set({"cpu": number, "cuda": number})
+    try:
+        yield
+    finally:
+        _ELEMENTS.reset(token)
+
+
+def walk(
+    step: Step, state: Tensors, rows: Tensors, shared: Tensors = ()
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The output rows of all tokens and the state after the last.
+
+    The first of the rows is a tensor; a later one may be None, or have leading axes of size 1.
+    """
+    first = rows[0]
+    assert first is not None
+    with without_autocast(first.device):
+        chunks = _chunks(first)
+        if len(chunks) == 1 or torch.compiler.is_compiling() or torch._C._is_tracing():
+            return step(state, rows, shared)
+        tensors = [*state, *rows, *shared]
+        if _has_graph(tensors):
+            layout = _Layout(step, chunks, len(state), len(rows))
+            flat: Sequence[Tensor] = _Walk.apply(layout, *tensors)  # type: ignore[no-untyped-call]
+            return flat[: len(flat) - len(state)], flat[len(flat) - len(state) :]
+        outputs, states = _run(step, chunks, state, rows, shared)
+        return outputs, states[-1]
+
+
+def _chunks(first: Tensor) -> list[slice]:
+    """Equal slices of the token axis, of a multiple of 16 tokens each."""
+    N, elements = first.shape[-2], _ELEMENTS.get()
+    most = elements.get(first.device.type, elements["cuda"])
+    size = max(most * N // max(first.numel(), 1) // 16, 1) * 16
+    return [slice(start, min(start + size, N)) for start in range(0, N, size)]
+
+
+def _has_graph(tensors: Tensors) -> bool:
+    """Whether reverse-mode autograd alone records this call.
+
+    Transforms of torch.func and forward-mode tangents differentiate the steps themselves.
+    """
+    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return False
+    if forward_ad._current_level >= 0:
+        return False
+    return any(each is not None and each.requires_grad for each in tensors)
+
+
+def _of(rows: Tensors, chunk: slice) -> list[Tensor | None]:
+    return [None if each is None else each[..., chunk, :] for each in rows]
+
+
+def _run(
+    step: Step, chunks: list[slice], state: Tensors, rows: Tensors, shared: Tensors
+) -> tuple[list[Tensor], list[Tensors]]:
+    """Output rows, and the states before the first chunk and after each."""
+    states, results = [state], []
+    for chunk in chunks:
+        outputs, state = step(state, _of(rows, chunk), shared)
+        results.append(outputs)
+        states.append(state)
+    return [torch.cat(each, -2) for each in zip(*results, strict=True)], states
+
+
+class _Layout:
+    """How the flat arguments of the autograd node are to be read."""
+
+    def __init__(self, step: Step, chunks: list[slice], num_state: int, num_rows: int):
+        self.step, self.chunks = step, chunks
+        self.num_state, self.num_rows = num_state, num_rows
+
+    def split(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Members of the state, the rows and the shared ones."""
+        first, second = self.num_state, self.num_state + self.num_rows
+        return list(tensors[:first]), list(tensors[first:second]), list(tensors[second:])
+
+
+class _Walk(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, layout: _Layout, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        state, rows, shared = layout.split(tensors)
+        outputs, states = _run(layout.step, layout.chunks, state, rows, shared)
+        ctx.layout = layout
+        ctx.set_materialize_grads(False)
+        between = [each for later in states[1:-1] for each in later]
+        ctx.save_for_backward(*tensors, *between)
+        return *outputs, *states[-1]  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        layout, saved = ctx.layout, ctx.saved_tensors
+        number = len(ctx.needs_input_grad) - 1
+        tensors, between = saved[:number], saved[number:]
+        with without_autocast(tensors[layout.num_state].device):
+            if torch.is_grad_enabled():
+                return None, *_differentiable(layout, tensors, grads)
+            return None, *_by_chunk(layout, tensors, between, grads, ctx.needs_input_grad[1:])
+
+
+def _differentiable(layout: _Layout, tensors: Tensors, grads: Tensors) -> list[Tensor | None]:
+    """Gradients that have gradients: by the graph of the steps, on aliases of the inputs.
+
+    An input may have been made from another one. Aliases keep that path out of these gradients.
+    """
+    aliases = [each if each is None else each.view_as(each) for each in tensors]
+    outputs, states = _run(layout.step, layout.chunks, *layout.split(aliases))
+    return _gradients([*outputs, *states[-1]], aliases, grads, create_graph=True)
+
+
+def _by_chunk(
+    layout: _Layout, tensors: Tensors, between: Tensors, grads: Tensors, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients from the last chunk to the first, each of which is computed again."""
+    state, rows, shared = layout.split(tensors)
+    num_outputs = len(grads) - layout.num_state
+    d_outputs, d_state = grads[:num_outputs], list(grads[num_outputs:])
+    d_rows = [torch.empty_like(row) if want else None for row, want in zip(rows, layout.split(wanted)[1], strict=True)]
+    d_shared: list[Tensor | None] = [None] * len(shared)
+    states = [state]
+    for start in range(0, len(between), max(layout.num_state, 1)):
+        states.append(list(between[start : start + layout.num_state]))
+    if not layout.num_state:
+        states = [state] * len(layout.chunks)
+    for chunk, before in reversed(list(zip(layout.chunks, states, strict=True))):
+        leaves = [
+            each if each is None else each.detach().requires_grad_(bool(want))
+            for each, want in zip(
+                [*before, *_of(rows, chunk), *shared],
+                [*[True] * layout.num_state, *wanted[layout.num_state :]],
+                strict=True,
+            )
+        ]
+        with torch.enable_grad():
+            outputs, after = layout.step(*layout.split(leaves))
+        computed = _gradients([*outputs, *after], leaves, [*_of(d_outputs, chunk), *d_state])
+        d_state, of_rows, of_shared = layout.split(computed)
+        for whole, part in zip(d_rows, of_rows, strict=True):
+            if whole is not None:
+                whole[..., chunk, :] = 0.0 if part is None else part
+        d_shared = [_sum(total, part) for total, part in zip(d_shared, of_shared, strict=True)]
+    return [*d_state, *d_rows, *d_shared]
+
+
+def _gradients(
+    outputs: Sequence[Tensor], inputs: Tensors, grads: Tensors, *, create_graph: bool = False
+) -> list[Tensor | None]:
+    """Vector-Jacobian product; None for inputs without a gradient."""
+    pairs = [
+        (y, d) for y, d in zip(outputs, grads, strict=True) if d is not None and y.requires_grad
+    ]
+    leaves = [x for x in inputs if x is not None and x.requires_grad]
+    if not pairs or not leaves:
+        return [None] * len(inputs)
+    ys, ds = zip(*pairs, strict=True)
+    found = iter(
+        torch.autograd.grad(ys, leaves, ds, create_graph=create_graph, allow_unused=True)
+    )
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
+
+
+def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    return part if total is None else total if part is None else total + part
