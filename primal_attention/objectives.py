@@ -130,7 +130,7 @@ def _mean_j(
 
 def _unexplained(run: KSVDStatistics) -> Tensor:
     """The fraction of the kernel's energy that is left, the mean over heads and sequences."""
-    grams, weights = run.sums.make_grams(), run.sums.weights
+    grams, weights = run.sums.grams, run.sums.weights
     left = unexplained_energy(grams, weights, run.lambda_diag, run.x_sampled)
     return mean_over_sequences(left.mean(0), run.num_queries, run.num_keys)
 

@@ -49,8 +49,10 @@ def walk(
     first = rows[0]
     assert first is not None
     with without_autocast(first.device):
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
+            return step(state, rows, shared)
         chunks = _chunks(first)
-        if len(chunks) == 1 or torch.compiler.is_compiling() or torch._C._is_tracing():
+        if len(chunks) == 1:
             return step(state, rows, shared)
         tensors = [*state, *rows, *shared]
         if _has_graph(tensors):
@@ -149,7 +151,10 @@ def _by_chunk(
     state, rows, shared = layout.split(tensors)
     num_outputs = len(grads) - layout.num_state
     d_outputs, d_state = grads[:num_outputs], list(grads[num_outputs:])
-    d_rows = [torch.empty_like(row) if want else None for row, want in zip(rows, layout.split(wanted)[1], strict=True)]
+    d_rows = [
+        torch.empty_like(row) if row is not None and want else None
+        for row, want in zip(rows, layout.split(wanted)[1], strict=True)
+    ]
     d_shared: list[Tensor | None] = [None] * len(shared)
     states = [state]
     for start in range(0, len(between), max(layout.num_state, 1)):

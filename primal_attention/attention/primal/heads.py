@@ -17,11 +17,11 @@ from torch import Tensor
 from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.primal.state import PrimalState
-from primal_attention.attention.primal.statistics import KernelSums
+from primal_attention.attention.primal.statistics import Features, KernelSums
 from primal_attention.feature_maps import normaliser
 from primal_attention.ops.causal import dual_scores, running_mean, token_counts
 from primal_attention.ops.landmarks import Landmarks, sampled_weights
-from primal_attention.ops.primal import both_sides, gram, moment, primal_scores, zeroed
+from primal_attention.ops.primal import both_sides, moment, primal_scores, zeroed
 from primal_attention.precision import accumulate, exact
 
 
@@ -45,9 +45,10 @@ class Sides(NamedTuple):
             z=self.z[one], h=None if self.h is None else self.h[one], maps=self.maps[one]
         )
 
-    def gram(self) -> Tensor:
-        """The Gram matrices of the features, [sides, H, B, P, P]."""
-        return gram(self.z, self.maps, self.mask)
+    @property
+    def features(self) -> Features:
+        """All that Gram matrices need."""
+        return Features(self.z, self.maps, self.mask)
 
 
 class Heads(NamedTuple):
@@ -138,11 +139,11 @@ def _token_mean(sides: Sides) -> Tensor:
 def _sums(here: Sides, there: Sides, scores: Tensor, weights: Tensor) -> KernelSums:
     """Sums over the queries of here and the keys of there."""
     if there is here:
-        return KernelSums(here.gram, weights, _energies(scores))
+        return KernelSums(weights, (here.features,), _energies(scores))
     keys = there.side(1)
     r = primal_scores(keys.z, weights[1:], keys.maps, keys.mask)
     energies = torch.cat((_energies(scores[:1]), _energies(r)))
-    return KernelSums(lambda: torch.cat((here.side(0).gram(), keys.gram())), weights, energies)
+    return KernelSums(weights, (here.side(0).features, keys.features), energies)
 
 
 def _energies(scores: Tensor) -> Tensor:
@@ -202,7 +203,7 @@ def causal(
     if parameters is not None:
         weights = _static_weights(parameters)
         scores = primal_scores(sides.z, weights, sides.maps, sides.mask)
-        sums = KernelSums(sides.gram, weights, _energies(scores)) if training else None
+        sums = KernelSums(weights, (sides.features,), _energies(scores)) if training else None
     else:
         assert sides.h is not None
         before = None if state is None else state.sums()
@@ -211,6 +212,6 @@ def causal(
         )
         counts = past.counts.clamp(min=1)
         scores, weights = scores / counts, total.flip(0) / counts[:, -1:]
-        sums = KernelSums(lambda: grams, weights) if grams is not None else None
+        sums = KernelSums(weights, given_grams=grams) if training else None
         past = past._replace(total=total)
     return Heads(scores, weights, sums), past.state()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
+from primal_attention.attention.base.projections import autocast_dtype, is_plain
 from primal_attention.attention.base.validation import (
     check_choice,
     check_heads,
@@ -255,10 +256,16 @@ class PrimalAttention(KSVDLayer):
         )
 
     def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
-        """Cast for autocast and zero the padding once; all projections read this copy."""
-        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        """Zero the padding, and cast for autocast, once: all plain projections read this copy."""
+        dtype = autocast_dtype(x)
+        if dtype != x.dtype and all(map(is_plain, self._projections())):
+            x = x.to(dtype)
         return real_tokens(x, mask)
+
+    def _projections(self) -> list[nn.Module]:
+        """The projections of the tokens."""
+        dual = [self.h_proj] if self.weights == "dual" else []
+        return [self.q_proj, self.k_proj, *dual]
 
     def _sides(self, tokens: Tokens, padding: Padding | None = None) -> heads.Sides:
         """Queries, keys and dual variables; of packed tokens, those of the padded sequences."""

@@ -5,7 +5,6 @@ Letters: B batch, H heads, P feature dim, S directions, M landmarks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,22 +13,39 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from primal_attention.ops.landmarks import Landmarks
+from primal_attention.ops.primal import gram
 from primal_attention.precision import accumulate
+
+
+class Features(NamedTuple):
+    """Queries and keys, or one of them, from which features are made."""
+
+    z: Tensor  # [sides, H, B, N, C]
+    maps: tuple[str, ...]
+    mask: Tensor | None  # [B, N, 1], True at real tokens
 
 
 class KernelSums(NamedTuple):
     """Sums over the real tokens, and the weights given the data; queries before keys."""
 
-    make_grams: Callable[[], Tensor]  # Phi^T Phi [2, H, B, P, P], computed when it is asked for
     weights: Tensor  # W_{e|X} and W_{r|X}: [2, H, B, P, S], or [2, H, P, S] for all sequences
-    given_energies: Tensor | None = None  # [2, H, B, S]: sums of e^2 and of r^2
+    features: tuple[Features, ...] = ()  # of both sides, for what is not given
+    given_energies: Tensor | None = None
+    given_grams: Tensor | None = None
+
+    @property
+    def grams(self) -> Tensor:
+        """Gram matrices Phi^T Phi [2, H, B, P, P]; computed when they are asked for."""
+        if self.given_grams is not None:
+            return self.given_grams
+        return torch.cat([gram(*sides) for sides in self.features])
 
     @property
     def energies(self) -> Tensor:
-        """Sums of squares of the scores, diag(W^T G W), [2, H, B, S]."""
+        """Sums of the squares of the scores, diag(W^T G W), [2, H, B, S]."""
         if self.given_energies is not None:
             return self.given_energies
-        return (self.weights * (self.make_grams() @ self.weights)).sum(-2)
+        return (self.weights * (self.grams @ self.weights)).sum(-2)
 
 
 class KSVDStatistics(NamedTuple):
