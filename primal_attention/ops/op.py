@@ -1,89 +1,344 @@
-"""An op: what PyTorch is told of it, and the short way to its arithmetic.
+"""Run an op fused where a backend supports its inputs, and register fused ops with PyTorch.
 
-``torch.library`` gives an op its place in the dispatcher, which tracing, compilation, export, vmap
-and tensor subclasses need. That place costs a call tens of microseconds, as long as a fused op runs
-on a small batch. A plain call has no use for it and goes to the same functions directly.
+An op has an eager form in plain PyTorch, which runs anywhere and is differentiable at will. A
+*backend* may have a fused form of it for one kind of device: :func:`fused` looks for one, and
+returns None where there is none, so that the caller takes the eager form.
+
+``torch.library`` gives a fused op its place in the dispatcher, which compilation and tensor
+subclasses need. That place costs a call tens of microseconds; a plain call goes to the same
+functions directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
+from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from primal_attention.ops.gpu import fused_or_in_pieces
+from primal_attention.ops.walk import vector_jacobian_product
+from primal_attention.precision import without_autocast
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
+_SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
+
+# The least number of elements of the first tensor for which an op runs fused, still to be measured:
+# of less, the host takes longer to launch the op than the device to compute it, and plain PyTorch
+# is launched sooner. Ops that take the place of many small launches have no such bound.
+LARGE = {
+    "landmark_index": 1,
+    "layer": 1 << 22,
+    "linear": 1 << 22,
+    "mean_j": 1,
+    "moment": 1 << 22,
+    "primal": 1,
+    "running_mean": 1 << 22,
+    "scan": 1 << 22,
+}
 
 
-class Op:
-    """An op ``primal_attention::name`` whose first input is a tensor."""
+class Backward(NamedTuple):
+    """What a backward pass is given beside the inputs."""
 
-    def __init__(
-        self,
-        name: str,
-        in_pieces: Callable[..., Any],
-        empty: Callable[..., Any],  # outputs of the right kind, unwritten
-        *,
-        fused: str | None = None,  # the function that takes the place of in_pieces on a GPU
-        gradients: Callable[..., Any] | None = None,  # (ctx, *d_outputs)
-        save: Callable[..., None] | None = None,  # (ctx, inputs, output), for the gradients
-        schema: str | None = None,  # None: by the annotations of in_pieces
-    ):
-        self.in_pieces = in_pieces
-        self.on_gpu = in_pieces if fused is None else fused_or_in_pieces(in_pieces, fused)
-        self.registered: Any = torch.library.custom_op(
-            f"primal_attention::{name}", in_pieces, mutates_args=(), schema=schema
+    kept: Sequence[Tensor]  # outputs of the forward pass
+    grads: Sequence[Tensor | None]  # of the outputs that have one
+    wanted: frozenset[str]  # names of the inputs whose gradients are wanted
+    spent: bool  # whether what is kept may be overwritten
+
+
+class FusedOp(ABC):
+    """The fused form of an op for one kind of device.
+
+    The inputs are a NamedTuple of tensors, tensors that may be None, numbers and strings. A tensor
+    that is missing is None among the inputs and empty among the outputs.
+    """
+
+    name: ClassVar[str]
+    inputs: ClassVar[Any]  # the NamedTuple
+    differentiable: ClassVar[tuple[str, ...]] = ()  # inputs that may have a gradient
+    outputs: ClassVar[tuple[str, ...]]  # those of the op first, then what its backward pass needs
+    num_outputs: ClassVar[int] = 1  # those of the op, which have gradients
+    first_kept: ClassVar[int] = 1  # outputs from here on are saved for the backward pass
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+
+    @abstractmethod
+    def supports(self, given: Any) -> bool:
+        """Whether this form is made for the dtypes, sizes and options of these inputs."""
+
+    @abstractmethod
+    def forward(self, given: Any, *, keep: bool) -> Sequence[Tensor]:
+        """All outputs; what only a backward pass needs may be empty unless ``keep``."""
+
+    @abstractmethod
+    def empty(self, given: Any) -> Sequence[Tensor]:
+        """Contiguous, unwritten tensors like all outputs that are kept."""
+
+    def backward(self, given: Any, call: Backward) -> dict[str, Tensor]:
+        """Gradients by the names of the inputs, at least those that are wanted."""
+        raise NotImplementedError(self.name)
+
+    def eager(self, given: Any) -> Sequence[Tensor]:
+        """The outputs that have gradients, in plain PyTorch."""
+        raise NotImplementedError(self.name)
+
+    def __init__(self) -> None:
+        types = get_type_hints(self.inputs)
+        self.tensors = {name for name, kind in types.items() if kind in (Tensor, Tensor | None)}
+        fields = ", ".join(f"{_SCHEMA.get(kind, 'str')} {name}" for name, kind in types.items())
+        self.registered = _registered(
+            f"{self.name}_forward({fields}) -> {_tensors(len(self.outputs))}",
+            lambda *flat: _apart(self._compute(self.inputs(*flat), keep=True)),
+            lambda *flat: _single(tuple(self.empty(self.inputs(*flat)))),
+            self.devices,
         )
-        self.registered.register_fake(empty)
-        if fused is not None:
-            self.registered.register_kernel("cuda", self.on_gpu)
-        self.apply: Callable[..., Any] | None = None  # with a place in the graph of autograd
-        if gradients is not None and save is not None:
-            self.registered.register_autograd(gradients, setup_context=save)
-            node = self._make_node(name, gradients, save)
-            # As torch.autograd.Function applies it once it has found no functorch transforms.
-            self.apply = super(torch.autograd.Function, node).apply  # type: ignore[misc]
+        if not self.differentiable:
+            return
+        fields += ", Tensor[] kept, Tensor?[] grads, bool[] wanted"
+        self.registered_backward = _registered(
+            f"{self.name}_backward({fields}) -> {_tensors(len(self.differentiable))}",
+            lambda *flat: _apart(self._all_gradients(*flat)),
+            lambda *flat: _single(tuple(self._empty_gradients(*flat))),
+            self.devices,
+        )
+        self.registered.register_autograd(self.gradients, setup_context=self.save)
 
-    def __call__(self, *inputs: Any) -> Any:
-        """The outputs, in the graph of autograd where an input is."""
-        if not _is_plain_call(inputs[0]):
-            return self.registered(*inputs)
-        has_place = False
-        for each in inputs:
-            if isinstance(each, Tensor):
-                if type(each) not in _PLAIN or each.is_neg():  # its memory holds something else
-                    return self.registered(*inputs)
-                has_place = has_place or each.requires_grad
-        if not has_place or not torch.is_grad_enabled():
-            return self.compute(*inputs)
-        return (self.apply or self.registered)(*inputs)
+    def __call__(self, given: Any) -> tuple[Tensor, ...]:
+        """The outputs of the op, in the graph of autograd where an input is."""
+        if not _are_plain(given):
+            outputs = self.registered(*given)
+            return (outputs,) if isinstance(outputs, Tensor) else outputs[: self.num_outputs]
+        if torch.is_grad_enabled() and any(
+            isinstance(each, Tensor) and each.requires_grad for each in given
+        ):
+            recorded: tuple[Tensor, ...] = _Node.apply(self, *given)  # type: ignore[no-untyped-call]
+            return recorded[: self.num_outputs]
+        return self._compute(given, keep=False)[: self.num_outputs]
 
-    def compute(self, *inputs: Any) -> Any:
-        """The outputs, as the dispatcher has them computed: out of the sight of autograd."""
-        with torch._C._AutoDispatchBelowAutograd():
-            return (self.on_gpu if inputs[0].is_cuda else self.in_pieces)(*inputs)
+    def _compute(self, given: Any, *, keep: bool) -> tuple[Tensor, ...]:
+        first = given[0]
+        with without_autocast(first.device), device_of(first):
+            return tuple(self.forward(given, keep=keep))
 
-    def _make_node(
-        self, name: str, gradients: Callable[..., Any], save: Callable[..., None]
-    ) -> type[torch.autograd.Function]:
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = self.compute(*inputs)
-            save(ctx, inputs, output)
-            return output
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep all inputs and the outputs that the backward pass needs."""
+        output = (output,) if isinstance(output, Tensor) else output
+        ctx.options = [None if isinstance(each, Tensor) else each for each in inputs]
+        ctx.mark_non_differentiable(*output[self.num_outputs :])
+        ctx.set_materialize_grads(False)
+        tensors = (each if isinstance(each, Tensor) else None for each in inputs)
+        ctx.save_for_backward(*tensors, *output[self.first_kept :])
 
-        methods = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
-        return type(name, (torch.autograd.Function,), methods)
+    def gradients(self, ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of all inputs: by the backward pass; differentiable ones by the eager form."""
+        saved, count = ctx.saved_tensors, len(ctx.options)
+        pairs = zip(saved[:count], ctx.options, strict=True)
+        given = self.inputs(*(option if each is None else each for each, option in pairs))
+        grads = [None if d is None or not d.numel() else d for d in d_outputs[: self.num_outputs]]
+        needs = dict(zip(self.inputs._fields, ctx.needs_input_grad, strict=True))
+        wanted = frozenset(name for name in self.differentiable if needs[name])
+        if torch.is_grad_enabled():
+            found = self._differentiable_gradients(given, grads)
+        elif _are_plain((*given, *grads)):
+            call = Backward(saved[count:], grads, wanted, _is_let_go())
+            found = self._gradients(given, call)
+        else:
+            flags = [name in wanted for name in self.differentiable]
+            computed = self.registered_backward(*given, list(saved[count:]), grads, flags)
+            computed = (computed,) if isinstance(computed, Tensor) else computed
+            found = dict(zip(self.differentiable, computed, strict=True))
+        return tuple(found[name] if name in wanted else None for name in self.inputs._fields)
+
+    def _gradients(self, given: Any, call: Backward) -> dict[str, Any]:
+        first = given[0]
+        with without_autocast(first.device), device_of(first):
+            return dict(self.backward(given, call))
+
+    def _differentiable_gradients(
+        self, given: Any, grads: Sequence[Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Gradients that have gradients, by the eager form on aliases of the inputs.
+
+        An input may have been made from another one. Aliases keep that path out of these gradients.
+        """
+        aliases = {name: getattr(given, name) for name in self.differentiable}
+        aliases = {n: each if each is None else each.view_as(each) for n, each in aliases.items()}
+        with without_autocast(given[0].device):
+            outputs = self.eager(given._replace(**aliases))
+            found = vector_jacobian_product(
+                outputs, list(aliases.values()), grads, create_graph=True
+            )
+        return dict(zip(aliases, found, strict=True))
+
+    def _all_gradients(self, *flat: Any) -> list[Tensor]:
+        """As the dispatcher is told of them: empty where they are not wanted."""
+        given, kept, grads, flags = self.inputs(*flat[:-3]), *flat[-3:]
+        pairs = zip(self.differentiable, flags, strict=True)
+        wanted = frozenset(name for name, wants in pairs if wants)
+        found = self._gradients(given, Backward(kept, grads, wanted, False))
+        names = self.differentiable
+        return [found[n] if n in wanted else given[0].new_empty(0) for n in names]
+
+    def _empty_gradients(self, *flat: Any) -> Iterator[Tensor]:
+        given, flags = self.inputs(*flat[:-3]), flat[-1]
+        for name, wants in zip(self.differentiable, flags, strict=True):
+            tensor = getattr(given, name) if wants else None
+            yield given[0].new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
 
 
-def _is_plain_call(first: Tensor) -> bool:
-    """Whether nothing stands between a call and its arithmetic: no tracing, modes or transforms."""
-    return (first.is_cuda or first.is_cpu) and not (
-        torch.compiler.is_compiling()
+class _Node(torch.autograd.Function):
+    """The place of any fused op in the graph of autograd, in a call past the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, op: FusedOp, *given: Any) -> tuple[Tensor, ...]:
+        outputs = op._compute(op.inputs(*given), keep=True)
+        op.save(ctx, given, outputs)
+        ctx.op = op
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *ctx.op.gradients(_WithoutOp(ctx), *d_outputs)
+
+
+class _WithoutOp:
+    """A context of a node, whose first input is the op, as that of the inputs alone."""
+
+    def __init__(self, ctx: Any):
+        self.options, self.saved_tensors = ctx.options, ctx.saved_tensors
+        self.needs_input_grad = ctx.needs_input_grad[1:]
+
+
+class Backend(Protocol):
+    """Fused forms of ops for one kind of device."""
+
+    device_type: str
+
+    def find(self, name: str) -> FusedOp | None:
+        """The fused form of an op; None where there is none."""
+
+
+class Triton:
+    """Fused forms in Triton; ``PRIMAL_FUSED=0`` in the environment turns them off."""
+
+    device_type = "cuda"
+    is_available = os.environ.get("PRIMAL_FUSED") != "0" and find_spec("triton") is not None
+
+    def find(self, name: str) -> FusedOp | None:
+        """The fused form of an op, imported when the first of its family is asked for."""
+        if not self.is_available:
+            return None
+        from primal_attention.ops.triton.backend import OPS
+
+        return OPS.get(name)
+
+
+BACKENDS: list[Backend] = [Triton()]
+_WHEN = ["large"]
+
+
+@contextmanager
+def fused_ops(when: str) -> Iterator[None]:
+    """Say when ops run fused: ``never``, for ``large`` work on their device, or ``always``.
+
+    The last is on any device, of whatever a backend supports: in Triton's interpreter, on a CPU.
+    """
+    if when not in ("never", "large", "always"):
+        raise ValueError(f"when must be 'never', 'large' or 'always', got {when!r}")
+    _WHEN.append(when)
+    try:
+        yield
+    finally:
+        _WHEN.pop()
+
+
+def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
+    """The outputs of an op from the first backend that supports the inputs; None without one.
+
+    The form is chosen by sizes, dtypes and options alone, never by values.
+    """
+    first: Tensor = given[0]
+    when, elements = _WHEN[-1], first.numel()
+    if when == "never" or elements == 0 or (when == "large" and elements < LARGE[name]):
+        return None
+    if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
+            return None
+    elif _is_transformed():
+        return None
+    for backend in BACKENDS:
+        if when == "always" or first.device.type == backend.device_type:
+            op = backend.find(name)
+            if op is not None and op.supports(given):
+                return op(given)
+    return None
+
+
+def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Launches go to the device of the tensor."""
+    here = not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(tensor.device)
+
+
+def _is_transformed() -> bool:
+    """Whether something other than reverse-mode autograd follows this call."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
         or torch._C._is_tracing()
+    )
+
+
+def _are_plain(given: Sequence[Any]) -> bool:
+    """Whether nothing stands between a call and its arithmetic: no tracing, modes or subclasses."""
+    if (
+        torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
+    ):
+        return False
+    return all(type(x) in _PLAIN and not x.is_neg() for x in given if isinstance(x, Tensor))
+
+
+def _is_let_go() -> bool:
+    """Whether the graph is freed after this backward pass: what it kept may be overwritten."""
+    return not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def _registered(schema: str, function: Any, fake: Any, devices: tuple[str, ...]) -> Any:
+    """An op of PyTorch by its schema, with a function for some kinds of devices and a fake one."""
+    name, _, _ = schema.partition("(")
+    op: Any = torch.library.custom_op(
+        f"primal_attention::{name}",
+        function,
+        mutates_args=(),
+        device_types=devices,
+        schema=schema.removeprefix(name),
     )
+    op.register_fake(fake)
+    return op
+
+
+def _tensors(number: int) -> str:
+    return f"({', '.join(['Tensor'] * number)})"
+
+
+def _single(tensors: tuple[Tensor, ...]) -> Any:
+    """The tensors as an op of PyTorch returns them: one alone is no tuple."""
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+def _apart(tensors: Sequence[Tensor]) -> Any:
+    """The tensors contiguous, none of them in the memory of another."""
+    found: dict[int, Tensor] = {}
+    results = []
+    for each in map(Tensor.contiguous, tensors):
+        place = each.untyped_storage().data_ptr()
+        results.append(each.clone() if place in found and each.numel() else each)
+        found[place] = each
+    return _single(tuple(results))

@@ -141,7 +141,7 @@ def _differentiable(layout: _Layout, tensors: Tensors, grads: Tensors) -> list[T
     """
     aliases = [each if each is None else each.view_as(each) for each in tensors]
     outputs, states = _run(layout.step, layout.chunks, *layout.split(aliases))
-    return _gradients([*outputs, *states[-1]], aliases, grads, create_graph=True)
+    return vector_jacobian_product([*outputs, *states[-1]], aliases, grads, create_graph=True)
 
 
 def _by_chunk(
@@ -172,7 +172,9 @@ def _by_chunk(
         ]
         with torch.enable_grad():
             outputs, after = layout.step(*layout.split(leaves))
-        computed = _gradients([*outputs, *after], leaves, [*_of(d_outputs, chunk), *d_state])
+        computed = vector_jacobian_product(
+            [*outputs, *after], leaves, [*_of(d_outputs, chunk), *d_state]
+        )
         d_state, of_rows, of_shared = layout.split(computed)
         for whole, part in zip(d_rows, of_rows, strict=True):
             if whole is not None:
@@ -181,7 +183,7 @@ def _by_chunk(
     return [*d_state, *d_rows, *d_shared]
 
 
-def _gradients(
+def vector_jacobian_product(
     outputs: Sequence[Tensor], inputs: Tensors, grads: Tensors, *, create_graph: bool = False
 ) -> list[Tensor | None]:
     """Vector-Jacobian product; None for inputs without a gradient."""
@@ -192,9 +194,7 @@ def _gradients(
     if not pairs or not leaves:
         return [None] * len(inputs)
     ys, ds = zip(*pairs, strict=True)
-    found = iter(
-        torch.autograd.grad(ys, leaves, ds, create_graph=create_graph, allow_unused=True)
-    )
+    found = iter(torch.autograd.grad(ys, leaves, ds, create_graph=create_graph, allow_unused=True))
     return [next(found) if x is not None and x.requires_grad else None for x in inputs]
 
 

@@ -76,47 +76,111 @@ def _dumped(cubin: bytes, tool: str, option: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def tokens(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype)
+H, S, M = 2, 32, 320
+# Sequences and tokens: so many sequences that one program has all of a sequence and head; so many
+# tokens that a sequence is several segments.
+SIZES = {"short": (264, 256), "causal": (2, 1024), "dual_causal": (2, 1024), "few": (1, 64)}
 
 
-def running_mean(C: int, dtype: torch.dtype) -> Callable[[], Any]:
-    from primal_attention.ops.running_mean import token_counts
-    from primal_attention.ops.running_mean import triton as fused
+def layer(kind: str, width: int, dtype: torch.dtype) -> Any:
+    """Inputs of a layer."""
+    from primal_attention.ops.layer.eager import FlatInputs, LayerInputs
 
-    def launch() -> None:
-        for length in (2048, 2039):  # in whole blocks alone, and not
-            z, carry = tokens(1, length, 2, C, dtype=dtype), torch.zeros(1, 2, C)
-            counts = token_counts(z, None, None)
-            fused.forward(z, None, counts, None)
-            fused.backward(z, carry, counts, None)
-            fused.forward(z, None, None, None)
-            fused.backward_with_sum(z, None, None, divided=True)
-
-    return launch
-
-
-def scan(C: int, dtype: torch.dtype) -> Callable[[], Any]:
-    from primal_attention.ops.scan import triton as fused
-
-    z, h = tokens(1, 2048, 2, C, dtype=dtype), tokens(1, 2048, 2, C // 2, dtype=dtype)
-    d_out, d_state = tokens(1, 2048, 2, C, dtype=torch.float32), torch.zeros(1, 2, C, C)
-    mapped = z, z, h, torch.zeros(C // 2, C), None, None, "cosine", "cosine"
-    plain = z, z, z, None, None, None, "elu", "elu"
-
-    def launch() -> None:
-        for inputs in (mapped, plain):
-            fused.forward(*inputs)
-            fused.backward(*inputs, d_out, d_state)
-
-    return launch
+    dual = kind in ("dual", "short", "dual_causal", "few")
+    batch, length = SIZES.get(kind, (2, 256))
+    rows, causal = 2 * H * (width + (S if dual else 0)), kind in ("causal", "dual_causal", "few")
+    w = None if dual else torch.zeros(H, M if kind == "sampled" else width, S)
+    c_e, c_r = (part.mT for part in torch.zeros(width, 2 * S).chunk(2, 1))
+    landmarks = (torch.zeros(batch, M, dtype=torch.long), 1.0) if kind == "sampled" else None
+    mask = None if kind == "dual_causal" else torch.ones(batch, length, dtype=torch.bool)
+    x, weight, shift = (
+        torch.zeros(*shape, dtype=dtype)
+        for shape in ((batch, length, H * width), (rows, H * width), (rows,))
+    )
+    given = LayerInputs(
+        x, weight, shift, w, w, c_e, c_r, torch.zeros(width),
+        landmarks, H, causal, mask, ("cosine", "cosine"), True,
+    )  # fmt: skip
+    return FlatInputs.of(given)
 
 
-OPS = {"running_mean": running_mean, "scan": scan}
+def running_mean(kind: str, width: int, dtype: torch.dtype) -> Any:
+    """Inputs in whole blocks, or not."""
+    from primal_attention.ops.causal.eager import MeanInputs, token_counts
+
+    length = 2048 if kind == "running_mean" else 2039
+    z = torch.zeros(1, length, 2, width, dtype=dtype)
+    return MeanInputs(z, torch.zeros(1, 2, width), token_counts(z, None, None), None)
+
+
+def scan(kind: str, width: int, dtype: torch.dtype) -> Any:
+    """Inputs of a scan."""
+    from primal_attention.ops.causal.eager import ScanInputs
+
+    z, name = torch.zeros(1, 2048, 2, width, dtype=dtype), kind.removeprefix("scan_")
+    return ScanInputs(z, z, z, torch.zeros(1, 2, width, width), None, name, name)
+
+
+def objective(kind: str, width: int, dtype: torch.dtype) -> Any:
+    """Inputs of J: with a trace, or that of the weights."""
+    from primal_attention.ops.objective.eager import MeanJInputs
+
+    gram, own, count = torch.zeros(1, H, width, width), kind == "j_own", torch.zeros(1)
+    w = torch.zeros(H, width, 30) if own else torch.zeros(1, H, width, 30)
+    trace = None if own else torch.zeros(H)
+    diagonal = torch.zeros(H, 30)
+    return MeanJInputs(
+        gram, gram, w, w, diagonal, trace, count, count, True, True, True, dtype != torch.float32
+    )
+
+
+def landmark_index(kind: str, width: int, dtype: torch.dtype) -> Any:
+    """Inputs of the positions of landmarks."""
+    from primal_attention.ops.landmarks.choice import IndexInputs
+
+    x, moves = torch.zeros(2, 1024, width, dtype=dtype), torch.zeros(2, M)
+    return IndexInputs(x, torch.ones(2, 1024, dtype=torch.bool), moves, moves, M, 0.5, 0.1)
+
+
+OPS = {
+    **dict.fromkeys(("static", "sampled", "causal", "dual", "short", "dual_causal"), "layer"),
+    **dict.fromkeys(("few",), "layer"),  # in one segment: Gram matrices alone come first
+    **dict.fromkeys(("running_mean", "running_mean_part"), "running_mean"),
+    **dict.fromkeys(("scan_cosine", "scan_elu"), "scan"),
+    **dict.fromkeys(("j_given", "j_own"), "mean_j"),
+    "landmark_index": "landmark_index",
+}
+INPUTS = {
+    "layer": layer,
+    "running_mean": running_mean,
+    "scan": scan,
+    "mean_j": objective,
+    "landmark_index": landmark_index,
+}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def launches(kind: str, width: int, dtype: torch.dtype) -> Callable[[], None]:
+    """Both passes of an op."""
+    from primal_attention.ops.op import Backward
+    from primal_attention.ops.triton.backend import OPS as FUSED
+
+    op = FUSED[OPS[kind]]
+    given = INPUTS[op.name](kind, width, dtype)
+    assert op.supports(given)
+
+    def launch() -> None:
+        op.forward(given, keep=True)
+        if op.differentiable:
+            outputs, wanted = op.empty(given), frozenset(op.differentiable)
+            kept, grads = outputs[op.first_kept :], outputs[: op.num_outputs]
+            op.backward(given, Backward(kept, grads, wanted, spent=True))
+
+    return launch
+
 
 if __name__ == "__main__":
     for case in sys.argv[1:]:
-        op, width, dtype = case.split(":")
-        for usage in compiled(OPS[op](int(width), DTYPES[dtype])):
+        kind, width, dtype = case.split(":")
+        for usage in compiled(launches(kind, int(width), DTYPES[dtype])):
             sys.stdout.write(" ".join(map(str, (case, *usage))) + "\n")

@@ -1,4 +1,4 @@
-r"""Causal sums in plain PyTorch: running means, and the scan
+r"""Causal sums in plain PyTorch: running means, and the scan.
 
     y_t = \phi(a_t)^T S_t        S_t = \lambda_t S_{t-1} + \phi(b_t) v_t^T
 
@@ -19,7 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.ops.primal.eager import Maps, features, grown, zeroed
+from primal_attention.ops.op import fused
+from primal_attention.ops.primal.eager import (
+    Maps,
+    features,
+    gram,
+    grown,
+    rows_of,
+    tokens_first,
+    zeroed,
+)
 from primal_attention.ops.walk import Tensors, walk
 from primal_attention.precision import accumulate, without_autocast
 
@@ -33,6 +42,27 @@ class Scanned(NamedTuple):
     state: Tensor  # [..., P, V]
 
 
+class ScanInputs(NamedTuple):
+    """All that a scan is made of."""
+
+    q: Tensor  # [B, N, H, C]: whose features read
+    k: Tensor  # [B, N, H, C]: whose features store
+    values: Tensor  # [B, N, H, V]
+    state: Tensor | None  # [B, H, P, V]: the sum over earlier tokens
+    token_mask: Tensor | None  # [B, N], True = real token
+    map_q: str
+    map_k: str
+
+
+class MeanInputs(NamedTuple):
+    """All that running means are made of."""
+
+    z: Tensor  # [B, N, H, C]
+    before: Tensor | None  # [B, H, C]: the sum over earlier tokens
+    counts: Tensor  # [B, N]: real tokens up to each
+    token_mask: Tensor | None  # [B, N]
+
+
 def scan(
     near: Tensor,  # [..., N, C]: whose features read
     far: Tensor,  # [..., N, C]: whose features store
@@ -41,9 +71,26 @@ def scan(
     mask: Tensor | None,  # [B, N, 1]
     state: Tensor | None = None,  # [..., P, V]: the sum over earlier tokens
 ) -> Scanned:
-    """Each token reads the sum over the tokens up to it; padded ones read zero and store nothing."""
+    """Each token reads the sum over those up to it; padded ones read zero and store nothing."""
+    if near.ndim == 4:
+        before = None if state is None else state.transpose(0, 1)
+        q, k, v = map(tokens_first, (near, far, values))
+        found = fused("scan", ScanInputs(q, k, v, before, rows_of(mask), maps[0][0], maps[1][0]))
+        if found is not None:
+            return Scanned(found[0].permute(2, 0, 1, 3), found[1].transpose(0, 1))
     (out,), (after,) = walk(partial(_scan, maps), (state,), (near, far, values, mask))
     return Scanned(out, after)
+
+
+def scan_eager(given: ScanInputs) -> tuple[Tensor, Tensor]:
+    """The scan with tokens before heads, in plain PyTorch."""
+    mask = None if given.token_mask is None else given.token_mask[:, :, None]
+    rows = [each.permute(2, 0, 1, 3) for each in given[:3]]
+    before = None if given.state is None else given.state.transpose(0, 1)
+    maps = (given.map_q,), (given.map_k,)
+    (out,), (after,) = walk(partial(_scan, maps), (before,), (*rows, mask))
+    assert after is not None
+    return tokens_first(out), after.transpose(0, 1)
 
 
 def _scan(
@@ -60,18 +107,39 @@ def dual_scores(
     h: Tensor,  # [2, H, B, N, S]: h_e and h_r
     maps: Maps,
     mask: Tensor | None,  # [B, N, 1]
-    state: Tensor | None,  # [2, H, B, P, S]: sums of phi_q h_e^T and phi_k h_r^T over earlier tokens
+    state: Tensor
+    | None,  # [2, H, B, P, S]: sums of phi_q h_e^T and phi_k h_r^T over earlier tokens
     *,
     grams: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Sums $e_t = \sum_{\tau \le t} \kappa(x_t, x_\tau) h_{r,\tau}$ and r with the sides exchanged.
+    r"""Sums $e_t = \sum_{\tau \le t} \kappa(x_t, x_\tau) h_{r,\tau}$, and r with exchanged sides.
 
     The state after the last token and, where wanted, the Gram matrices of these tokens follow.
     """
+    found = _fused_dual_scores(z, h, maps, mask, state)
+    if found is not None:
+        return *found, gram(z, maps, mask) if grams else None
     (scores,), (after, *rest) = walk(
         partial(_dual_scores, maps, grams), (state, None)[: 1 + grams], (z, h, mask)
     )
     return scores, after, rest[0] if grams else None
+
+
+def _fused_dual_scores(
+    z: Tensor, h: Tensor, maps: Maps, mask: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """The scores and the state after the last token by a fused scan for each side."""
+    read, stored = [], []
+    for near, far in ((0, 1), (1, 0)):
+        before = None if state is None else state[far].transpose(0, 1)
+        q, k, values = map(tokens_first, (z[near], z[far], h[far]))
+        given = ScanInputs(q, k, values, before, rows_of(mask), maps[near], maps[far])
+        found = fused("scan", given)
+        if found is None:
+            return None
+        read.append(found[0].permute(2, 0, 1, 3))
+        stored.append(found[1].transpose(0, 1))
+    return torch.stack(read), torch.stack(stored[::-1])
 
 
 def _dual_scores(
@@ -127,9 +195,33 @@ def running_mean(
 ) -> tuple[Tensor, Tensor]:
     r"""$\bar z_t = \frac1t \sum_{\tau \le t} z_\tau$ and the sum after the last token.
 
-    It keeps nothing of the sequence for the backward pass.
+    It keeps nothing of the sequence for the backward pass. Fused, means have the dtype of z.
     """
+    *lead, N, C = z.shape
+    if z.ndim > 3:
+        B = lead[-1]
+        before = None if total is None else total.reshape(-1, B, C).transpose(0, 1)
+        given = MeanInputs(
+            tokens_first(z.reshape(-1, B, N, C)), before, counts[:, :, 0], rows_of(mask)
+        )
+        found = fused("running_mean", given)
+        if found is not None:
+            mean, after = found
+            return mean.permute(2, 0, 1, 3).view(z.shape), after.transpose(0, 1).reshape(
+                *lead, 1, C
+            )
     with without_autocast(z.device):
         sums = zeroed(accumulate(z), mask).cumsum(-2)
         sums = sums if total is None else sums + total
         return sums / counts.clamp(min=1), sums[..., -1:, :]
+
+
+def mean_eager(given: MeanInputs) -> tuple[Tensor, Tensor]:
+    """Running means with tokens before heads and the sum after the last, in plain PyTorch."""
+    sums = accumulate(given.z)
+    if given.token_mask is not None:
+        sums = torch.where(given.token_mask[:, :, None, None], sums, 0.0)
+    sums = sums.cumsum(1)
+    sums = sums if given.before is None else sums + given.before[:, None]
+    mean = sums / given.counts.clamp(min=1)[:, :, None, None]
+    return mean.to(given.z.dtype), sums[:, -1]

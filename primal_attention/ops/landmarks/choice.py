@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from primal_attention.ops.op import fused
 
 
 class Landmarks(NamedTuple):
@@ -66,20 +67,27 @@ def choose_landmarks(
         torch.rand(x.shape[0], num_landmarks, device=x.device) if share > 0 else None
         for share in (jitter, dropout)
     )
-    index = landmark_index(x.detach(), token_mask, moves, drops, num_landmarks, jitter, dropout)
+    given = IndexInputs(x.detach(), token_mask, moves, drops, num_landmarks, jitter, dropout)
+    found = fused("landmark_index", given)
+    index = landmark_index(given) if found is None else found[0]
     return Landmarks(x, index, 1.0 / (1.0 - dropout))
 
 
-def landmark_index(
-    x: Tensor,
-    token_mask: Tensor | None,
-    moves: Tensor | None,  # [B, M], uniform in [0, 1): how far each landmark is moved
-    drops: Tensor | None,  # [B, M], uniform in [0, 1): those below the dropout are dropped
-    num_landmarks: int,
-    jitter: float,
-    dropout: float,
-) -> Tensor:
+class IndexInputs(NamedTuple):
+    """What the positions of the landmarks depend on."""
+
+    x: Tensor  # [B, N, D], of which the sizes alone
+    token_mask: Tensor | None  # [B, N]
+    moves: Tensor | None  # [B, M], uniform in [0, 1): how far each landmark is moved
+    drops: Tensor | None  # [B, M], uniform in [0, 1): those below the dropout are dropped
+    num_landmarks: int
+    jitter: float
+    dropout: float
+
+
+def landmark_index(given: IndexInputs) -> Tensor:
     """The position of each landmark, [B, M]; -1 where there is none."""
+    x, token_mask, moves, drops, num_landmarks, jitter, dropout = given
     num_tokens = _num_tokens(x, token_mask)  # [B]
     order = landmark_order(num_tokens, num_landmarks)  # [B, M]
     if moves is not None:

@@ -5,8 +5,74 @@ Letters: B batch, H heads, P feature dim, S directions, M landmarks.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from primal_attention.ops.op import fused
+
+
+class MeanJInputs(NamedTuple):
+    """All that J needs where Gram matrices are known."""
+
+    gram_q: Tensor  # [B, H, P, P] = Phi_q^T Phi_q over the real tokens
+    gram_k: Tensor
+    w_e: Tensor  # W_{e|X}: [B, H, P, S], or [H, P, S] for all sequences
+    w_r: Tensor
+    lambda_diag: Tensor  # [H, S]
+    trace: Tensor | None  # [H]; None: that of the weights given X
+    num_queries: Tensor  # [B]: tokens behind gram_q
+    num_keys: Tensor  # [B]: tokens behind gram_k
+    averaged: bool
+    lambda_squared: bool
+    squared: bool
+    half: bool
+
+
+def fused_mean_j(
+    gram_q: Tensor,
+    gram_k: Tensor,
+    w_e_given_x: Tensor,
+    w_r_given_x: Tensor,
+    lambda_diag: Tensor,
+    trace: Tensor | None,
+    num_queries: Tensor,
+    num_keys: Tensor,
+    *,
+    averaged: bool,
+    lambda_squared: bool = False,
+    squared: bool = True,
+    half: bool = False,
+) -> Tensor | None:
+    """The same as :func:`mean_j`, from Gram matrices; None where no backend supports them.
+
+    ``half`` says that the tokens behind the Gram matrices have half precision, so that products
+    need not hold all digits of float32.
+    """
+    tensors = gram_q, gram_k, w_e_given_x, w_r_given_x, lambda_diag, trace, num_queries, num_keys
+    found = fused("mean_j", MeanJInputs(*tensors, averaged, lambda_squared, squared, half))
+    return None if found is None else found[0]
+
+
+def mean_j_of_grams(given: MeanJInputs) -> Tensor:
+    """The same in plain PyTorch."""
+    weights = [w.transpose(-4, -3) if w.ndim == 4 else w[:, None] for w in (given.w_e, given.w_r)]
+    grams = given.gram_q.transpose(0, 1), given.gram_k.transpose(0, 1)  # [H, B, P, P]
+    energies = [(w * (gram @ w)).sum(-2) for w, gram in zip(weights, grams, strict=True)]
+    trace = given.trace
+    if trace is None:
+        trace = (weights[0] * weights[1]).sum((-2, -1)).expand(energies[0].shape[:2])
+    return mean_j(
+        torch.stack(energies),
+        trace,
+        given.lambda_diag,
+        given.num_queries,
+        given.num_keys,
+        averaged=given.averaged,
+        lambda_squared=given.lambda_squared,
+        squared=given.squared,
+    )
 
 
 def mean_j(

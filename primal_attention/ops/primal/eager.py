@@ -11,11 +11,13 @@ Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions.
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
+from primal_attention.ops.op import fused
 from primal_attention.ops.walk import Tensors, walk
 from primal_attention.precision import accumulate
 
@@ -33,7 +35,9 @@ def features(z: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
     if len(set(maps)) == 1:
         phi = FIXED_MAPS[maps[0]].forward(z)
     else:
-        phi = torch.stack([FIXED_MAPS[name].forward(side) for name, side in zip(maps, z, strict=True)])
+        phi = torch.stack(
+            [FIXED_MAPS[name].forward(side) for name, side in zip(maps, z, strict=True)]
+        )
     return phi if mask is None else torch.where(mask, phi, 0.0)
 
 
@@ -43,7 +47,9 @@ def primal_scores(z: Tensor, w: Tensor, maps: Maps, mask: Tensor | None) -> Tens
     return scores
 
 
-def _scores(maps: Maps, state: Tensors, rows: Tensors, shared: Tensors) -> tuple[list[Tensor], Tensors]:
+def _scores(
+    maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
+) -> tuple[list[Tensor], Tensors]:
     (z, mask), (w,) = rows, shared
     return [scores_of(features(z, maps, mask), w)], []
 
@@ -56,13 +62,58 @@ def scores_of(phi: Tensor, w: Tensor) -> Tensor:
     return torch.unflatten(phi.flatten(-3, -2) @ w, -2, (B, N))
 
 
+class MomentInputs(NamedTuple):
+    """All that the moment of one side is made of."""
+
+    z: Tensor  # [B, N, H, C]
+    values: Tensor  # [B, N, H, S]
+    token_mask: Tensor | None  # [B, N], True = real token
+    feature_map: str
+
+
 def moment(z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
-    r"""$\sum_i \phi(z_i) h_i^\top$ over the real tokens, [sides, ..., P, S]: the sums of eq. (14)."""
+    r"""$\sum_i \phi(z_i) h_i^\top$ over the real tokens, [sides, ..., P, S]; sums of eq. (14)."""
+    found = _fused_moment(z, values, maps, mask)
+    if found is not None:
+        return found
     _, (total,) = walk(partial(_moment, maps), (None,), (z, values, mask))
     return total
 
 
-def _moment(maps: Maps, state: Tensors, rows: Tensors, shared: Tensors) -> tuple[Tensors, list[Tensor]]:
+def _fused_moment(z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None) -> Tensor | None:
+    totals = []
+    sides = (z[None], values[None]) if z.ndim == 4 else (z, values)
+    for side, h, name in zip(*sides, maps, strict=True):
+        given = MomentInputs(tokens_first(side), tokens_first(h), rows_of(mask), name)
+        found = fused("moment", given)
+        if found is None:
+            return None
+        totals.append(found[0].transpose(0, 1))
+    return totals[0] if z.ndim == 4 else torch.stack(totals)
+
+
+def moment_eager(given: MomentInputs) -> Tensor:
+    """The moment of one side [B, H, P, S], in plain PyTorch."""
+    mask = None if given.token_mask is None else given.token_mask[:, :, None]
+    z, values = (each.permute(2, 0, 1, 3) for each in (given.z, given.values))
+    _, (total,) = walk(partial(_moment, (given.feature_map,)), (None,), (z, values, mask))
+    assert total is not None
+    return total.transpose(0, 1)
+
+
+def tokens_first(rows: Tensor) -> Tensor:
+    """Rows [H, B, N, C] as fused ops read them, [B, N, H, C]; a view."""
+    return rows.permute(1, 2, 0, 3)
+
+
+def rows_of(mask: Tensor | None) -> Tensor | None:
+    """The mask [B, N, 1] as fused ops read it, [B, N]."""
+    return None if mask is None else mask[:, :, 0]
+
+
+def _moment(
+    maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
+) -> tuple[Tensors, list[Tensor]]:
     z, values, mask = rows
     return [], [grown(state[0], features(z, maps, mask).mT @ zeroed(accumulate(values), mask))]
 
@@ -73,7 +124,9 @@ def gram(z: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
     return total
 
 
-def _gram(maps: Maps, state: Tensors, rows: Tensors, shared: Tensors) -> tuple[Tensors, list[Tensor]]:
+def _gram(
+    maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
+) -> tuple[Tensors, list[Tensor]]:
     z, mask = rows
     phi = features(z, maps, mask)
     return [], [grown(state[0], phi.mT @ phi)]

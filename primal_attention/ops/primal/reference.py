@@ -14,7 +14,6 @@ from einops import einsum
 from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
-from primal_attention.ops.chunks import masked
 from primal_attention.precision import accumulate, exact
 
 
@@ -64,3 +63,8 @@ def _batched(weights: Tensor, q: Tensor) -> Tensor:
 
 def _gram(phi: Tensor) -> Tensor:
     return einsum(phi, phi, "b n h p, b n h o -> b h p o")
+
+
+def masked(values: Tensor, token_mask: Tensor | None) -> Tensor:
+    """The values [B, N, H, C] with zeros at the padded tokens."""
+    return values if token_mask is None else torch.where(token_mask[:, :, None, None], values, 0.0)

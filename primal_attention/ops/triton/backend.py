@@ -1,0 +1,14 @@
+"""All fused forms in Triton, by the names of the ops."""
+
+from __future__ import annotations
+
+from primal_attention.ops.causal.fused import RunningMeanOp, ScanOp
+from primal_attention.ops.landmarks.fused import LandmarkIndexOp
+from primal_attention.ops.layer.fused import LayerOp
+from primal_attention.ops.linear.fused import LinearOp
+from primal_attention.ops.objective.fused import MeanJOp
+from primal_attention.ops.op import FusedOp
+from primal_attention.ops.primal.fused import MomentOp, PrimalOp
+
+_KINDS = LandmarkIndexOp, LayerOp, LinearOp, MeanJOp, MomentOp, PrimalOp, RunningMeanOp, ScanOp
+OPS: dict[str, FusedOp] = {op.name: op for op in (kind() for kind in _KINDS)}

@@ -1,0 +1,292 @@
+"""How fused ops are launched: the division of the tokens, and tensors they can read and write.
+
+Two divisions of a sequence. *Shares* are for sums in any order: a program takes one share of the
+tokens of one sequence and head, or several whole sequences. *Segments* are for walks with a carry:
+one program walks over the blocks of one segment, and where sequences and heads are enough programs
+by themselves, a sequence is one segment.
+
+What a program sums along the tokens is written apart and added up afterwards, so that the same
+inputs give the same bits.
+
+Letters: B batch, N tokens, H heads, C columns of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import local
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+# The dtype of the products.
+DOTS = {
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float32: tl.float32,
+}
+
+
+# The arithmetic of products of float32 matrices, by the dtype of the tokens behind them. Six
+# products of bfloat16 parts hold all digits. TensorFloat-32 has those of float16, more than
+# bfloat16, and the range of both: beside tokens of half precision its errors are small.
+PRODUCTS = {
+    torch.bfloat16: "tf32",
+    torch.float16: "tf32",
+    torch.float32: "bf16x6",
+}
+
+
+# The arithmetic of products. Sums along the tokens may leave the range of float16, and gradients
+# divided by the number of tokens too; TensorFloat-32 has its digits and a wider range.
+PRECISION = {torch.bfloat16: "bf16", torch.float16: "tf32", torch.float32: "ieee"}
+
+
+# How many bfloat16 numbers hold the digits of one, as it comes and after arithmetic; float32 is not
+# taken apart.
+PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
+
+
+PARTS_OF_GRADIENT = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 0}
+
+
+PROGRAMS = (
+    512  # of segments, wanted at the least: about four for each multiprocessor of a large GPU
+)
+SHORTEST = 4  # blocks of a segment, so that the first pass does not become most of the work
+_FEW_PROGRAMS = 800  # about six for each multiprocessor of a large GPU
+_ROWS = 1 << 7  # more tokens than any block has
+_SUMS = 3  # blocks that take as long as to write the sums of a share and to add them up
+
+
+class Config(NamedTuple):
+    """Sizes of a fused op, found by measuring."""
+
+    block: int  # tokens
+    num_warps: int
+    num_stages: int
+    tile: int = 0  # columns of a matrix that one program takes
+    programs: int = 264  # shares that are under way at once: two for each multiprocessor
+    least: int = 4  # blocks of a share, so that its sums are small beside its tokens
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """What the compiler is told."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def warps_of(programs: int) -> int:
+    """Warps of a pass over small matrices, through whose code each program runs once.
+
+    With few programs the time goes with the length of the code, which is the shorter the less of a
+    matrix a thread has; with many, threads that have more of it do more at once.
+    """
+    return 8 if programs <= _FEW_PROGRAMS else 4
+
+
+class Shares(NamedTuple):
+    """The division of each sequence, or several whole sequences for each program."""
+
+    programs: int  # all together
+    splits: int  # of a sequence
+    tokens: int  # of a share, at most
+    whole: bool  # whether all of its blocks are
+    sequences: int = 1  # of a program, at most
+
+
+def spread_shares(z: Tensor, config: Config) -> Shares:
+    """Shares of the sequences z [B, N, H, C] that keep a GPU busy; some have a block less."""
+    B, N, H, _ = z.shape
+    blocks = -(-N // config.block)
+    splits = _splits(B * H, blocks, config.programs, config.least)
+    tokens = -(-blocks // splits) * config.block
+    return Shares(B * H * splits, splits, tokens, N % config.block == 0)
+
+
+def shares_of(z: Tensor, config: Config) -> Shares:
+    """The same, but equal, except for the last of a sequence: there may be fewer of them."""
+    (B, N, H, _), spread = z.shape, spread_shares(z, config)
+    splits = -(-N // spread.tokens)
+    return spread._replace(programs=B * H * splits, splits=splits)
+
+
+def in_runs(z: Tensor, shares: Shares, config: Config) -> Shares:
+    """Whole sequences z, several for each program, so that fewer sums over all are written."""
+    if shares.splits > 1:
+        return shares
+    B, _, H, _ = z.shape
+    sequences = _sequences(B, H, shares.tokens // config.block, config.programs)
+    return shares._replace(programs=-(-B // sequences) * H, sequences=sequences)
+
+
+@cache
+def _splits(sequences: int, blocks: int, programs: int, least: int) -> int:
+    """Shares of each sequence that take the least time.
+
+    So many programs run at once; those that are left over begin when these are through. Each goes
+    through its blocks, and its sums take it as long as a few more.
+    """
+    return min(
+        range(1, max(1, blocks // least) + 1),
+        key=lambda splits: -(-sequences * splits // programs) * (blocks / splits + _SUMS),
+    )
+
+
+@cache
+def _sequences(B: int, H: int, blocks: int, programs: int) -> int:
+    """Whole sequences of a program that take the least time, in the same way.
+
+    No more of them than it takes for all programs to run at once.
+    """
+    return min(
+        range(1, -(-B // max(1, programs // H)) + 1),
+        key=lambda each: -(-(-(-B // each) * H) // programs) * (each * blocks + _SUMS),
+    )
+
+
+class Segments(NamedTuple):
+    """The division of each sequence."""
+
+    tokens: int  # of a segment
+    number: int  # of segments
+
+    def whole(self, N: int, block: int) -> bool:
+        """Whether all blocks of N tokens are: segments may be made of other blocks than these."""
+        return N % block == 0 and self.tokens % block == 0
+
+
+def divide(z: Tensor, block: int, programs: int | None = None) -> Segments:
+    """Segments of the sequences z [B, N, H, C], so many that they make enough programs."""
+    B, N, H, _ = z.shape
+    blocks = _divided(N, block)
+    wanted = min(_divided(programs or PROGRAMS, B * H), _divided(blocks, SHORTEST))
+    length = _divided(blocks, wanted)
+    return Segments(length * block, _divided(blocks, length))
+
+
+def _divided(number: int, by: int) -> int:
+    return -(-number // by)
+
+
+def padded(width: int) -> int:
+    """The width of a tile: a power of two that tensor cores take."""
+    return max(16, 1 << (int(width) - 1).bit_length())
+
+
+@contextmanager
+def writable(tensor: Tensor | None) -> Iterator[Tensor | None]:
+    """The tensor, or one of its shape with adjacent columns that is copied into it on leaving."""
+    if tensor is None or _adjacent(tensor):
+        yield tensor
+        return
+    rows = tensor.new_empty(tensor.shape)
+    yield rows
+    tensor.copy_(rows)
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor [B, N, H, C], copied where its columns are not adjacent."""
+    return tensor if _adjacent(tensor) else tensor.contiguous()
+
+
+def _adjacent(tensor: Tensor) -> bool:
+    """Whether the columns are, with rows so near that a block of them has short offsets."""
+    near = tensor.stride(1) * _ROWS < 1 << 31
+    return near and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
+
+
+def contiguous_rows(tensor: Tensor) -> Tensor:
+    """The tensor, copied where its last axis has gaps."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def mask_bytes(token_mask: Tensor | None) -> Tensor | None:
+    """The mask as contiguous numbers."""
+    return None if token_mask is None else token_mask.contiguous().view(torch.uint8)
+
+
+def float32(like: Tensor, *shape: int) -> Tensor:
+    """An unwritten tensor on the same device."""
+    return like.new_empty(shape, dtype=torch.float32)
+
+
+def empty_rows(tensor: Tensor) -> Tensor:
+    """An unwritten, contiguous tensor of the same shape and dtype."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Small tensors as the fused ops read them."""
+    return [None if x is None else x.contiguous() for x in tensors]
+
+
+_THREAD = local()  # in a new one a descriptor cannot be made before something has asked the GPU
+
+
+class Descriptor(TensorDescriptor):  # type: ignore[misc]
+    """What a GPU is told of a tensor to load blocks of it by itself.
+
+    Triton would check it for as long as it takes to make four of them; `described` has.
+    """
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def described(z: Tensor, block: int) -> Tensor | Descriptor:
+    """The tensor [B, N, H, C], as a descriptor of blocks of one head's tokens where it can be.
+
+    They are loaded without addresses in registers, but whole: all tokens have to be real. For the
+    descriptor it is [B, N, H C], so that the heads of a token have to lie beside each other.
+    """
+    B, N, H, C = z.shape
+    of_batch, of_tokens, of_heads, _ = z.stride()
+    columns = (H - 1) * of_heads + C
+    aligned = (z.data_ptr() | (of_batch | of_tokens | of_heads) * z.element_size()) % 16 == 0
+    if not aligned or columns > of_tokens or not loads_blocks(z.device):
+        return z
+    if z.is_cuda and not hasattr(_THREAD, "knows_the_gpu"):
+        torch.cuda.Event().record()  # type: ignore[no-untyped-call]
+        _THREAD.knows_the_gpu = True
+    return Descriptor(z, [B, N, columns], [of_batch, of_tokens, 1], [1, block, C])
+
+
+@cache
+def loads_blocks(device: torch.device) -> bool:
+    """Whether the current device, which this is, does so by descriptors: Hopper GPUs and later."""
+    if knobs.runtime.interpret:
+        return True
+    target = driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)
+
+
+constant = cache(tl.constexpr)  # one object for each number, which is soon found to be the same
+
+
+def strides(tensor: Tensor | None) -> tuple[Any, ...]:
+    """Strides of a tensor [B, N, H, C] that may be missing.
+
+    That of the tokens is compiled for, since it does not change with their number: the rows of a
+    block are then known distances apart, and a thread keeps one address for all of its own.
+    """
+    if tensor is None:
+        return 0, 0, 0
+    of_batch, of_tokens, of_heads, _ = tensor.stride()
+    return of_batch, constant(of_tokens), of_heads
+
+
+def count_strides(counts: Tensor | None) -> tuple[int, ...]:
+    """Strides of counts [B, N] that may be missing."""
+    return (0, 0) if counts is None else counts.stride()
+
+
+def batch_stride(matrix: Tensor | None) -> int:
+    """How far the contiguous matrices [B, H, R, C] of two sequences lie apart; 0 for [H, R, C]."""
+    return matrix.stride(0) if matrix is not None and matrix.ndim == 4 else 0
