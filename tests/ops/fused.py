@@ -7,11 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+
+from primal_attention.ops.op import FusedOp, fused_ops
 
 triton = pytest.importorskip("triton")
 
@@ -64,10 +67,56 @@ def assert_bits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         assert torch.equal(one, other), f"tensor {number} differs"
 
 
-def in_double(function: Callable, arguments: Sequence) -> list[Tensor]:
-    """The function with its tensors in float64."""
-    wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
-    return list(function(*wide))
+def assert_same_as_eager(
+    run: Callable[..., Sequence[Tensor]],
+    tensors: Sequence[Tensor | None],
+    tolerance: float,
+    *,
+    skipped: Sequence[int] = (),
+) -> None:
+    """A public op gives what its eager form gives in float64, in values and all gradients.
+
+    ``run`` takes the tensors; outputs whose numbers are skipped get no gradients.
+    """
+    found, calls = _with_counted_calls(lambda: _values_and_gradients(run, tensors, skipped))
+    assert calls, "nothing ran fused"
+    exact = [None if x is None else x.double() for x in tensors]
+    with fused_ops("never"):
+        expected = _values_and_gradients(run, exact, skipped)
+    for what, one, other in zip(("value", "gradient"), found, expected, strict=True):
+        assert_near(one, other, tolerance, what)
+
+
+def _with_counted_calls(run: Callable[[], Any]) -> tuple[Any, int]:
+    """The result of fused ops alone, and how many of them ran."""
+    calls: list[str] = []
+    forward = FusedOp._compute
+
+    def counted(self: FusedOp, given: Any, **options: Any) -> Any:
+        calls.append(self.name)
+        return forward(self, given, **options)
+
+    with fused_ops("always"), patch.object(FusedOp, "_compute", counted):
+        return run(), len(calls)
+
+
+def _values_and_gradients(
+    run: Callable[..., Sequence[Tensor]],
+    tensors: Sequence[Tensor | None],
+    skipped: Sequence[int] = (),
+) -> tuple[list[Tensor], list[Tensor]]:
+    leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
+    outputs = list(run(*leaves))
+    pairs = [
+        (y, torch.randn(y.shape, generator=torch.Generator().manual_seed(i)).to(y))
+        for i, y in enumerate(outputs)
+        if i not in skipped
+    ]
+    ys, ds = zip(*pairs, strict=True)
+    given = [x for x in leaves if x is not None]
+    options = {"allow_unused": True, "materialize_grads": True}
+    grads = torch.autograd.grad(ys, given, ds, **options)
+    return [y.detach() for y in outputs], list(grads)
 
 
 class Build(NamedTuple):

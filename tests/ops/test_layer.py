@@ -135,3 +135,203 @@ def check(inputs, *, skipped=()):
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients(device, kind, dtype, without, skipped):
     check(case(device, kind, dtype, without=without, mask=MASKS["empty"]), skipped=skipped)
+
+
+@pytest.mark.parametrize("feature_map", MAPS)
+@pytest.mark.parametrize("kind", ["static", "dual causal"])
+def test_maps(device, kind, feature_map):
+    check(case(device, kind, N=23, mask=token_masks(B, 23)["holes"], maps=(feature_map, "elu")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "dtype"),
+    [
+        ("sampled", {"H": 1, "P": 64, "S": 30, "C": 64, "M": 61}, torch.bfloat16),
+        ("static", {"H": 1, "P": 64, "S": 30, "C": 64}, torch.bfloat16),
+        ("dual", {"H": 1, "P": 64, "S": 30, "C": 64}, torch.bfloat16),
+        ("dual causal", {"H": 1, "P": 64, "S": 30, "C": 64, "B": 1}, torch.bfloat16),
+        ("sampled", {"H": 1, "P": 70, "C": 70, "M": 3}, torch.float16),  # heads go side by side
+        ("dual", {"H": 1, "P": 70, "C": 70}, torch.float32),  # the same
+        ("static causal", {"H": 1, "P": 70, "C": 70}, torch.bfloat16),
+        ("sampled", {"M": 1, "N": 1}, torch.float32),
+        ("dual causal", {"N": 1, "P": 2, "S": 1, "C": 1}, torch.float32),
+        ("sampled", {"H": 1, "M": 67, "N": 3}, torch.float16),
+        ("static causal", {"N": 1}, torch.bfloat16),
+        ("dual causal", {"N": 67, "P": 16, "S": 16, "C": 16}, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_sizes(device, kind, sizes, dtype):
+    check(case(device, kind, dtype, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("mask", "jitter", "count"),
+    [("holes", 3.7, 67), ("empty", 3.7, 7), ("none", 0.0, 67), ("holes", 0.0, 7)],
+)
+def test_landmarks_that_meet(device, mask, jitter, count):
+    check(case(device, "sampled", M=count, jitter=jitter, mask=MASKS[mask]))
+
+
+@pytest.mark.parametrize("without", [(), ("bias",)])
+def test_many_short_sequences(device, without, monkeypatch):
+    """One program has all of a sequence and head where there are enough of them."""
+    monkeypatch.setattr("primal_attention.ops.layer.fused_dual.MANY", 1)
+    check(case(device, "dual", torch.bfloat16, without=without, mask=MASKS["empty"]))
+
+
+def test_means_in_several_shares(device, monkeypatch):
+    """The backward pass adds up what the walk after it starts from, so that no other pass does."""
+    fused_attend = pytest.importorskip("primal_attention.ops.primal.fused_attend")
+    small = fused_attend.BACKWARD[torch.bfloat16][16]._replace(block=16, programs=6, least=1)
+    monkeypatch.setitem(fused_attend.BACKWARD[torch.bfloat16], 16, small)
+    check(case(device, "static causal", torch.bfloat16, mask=MASKS["holes"]))
+
+
+@pytest.mark.parametrize("programs", [1, 100])
+def test_walks_in_any_number_of_segments(device, programs, monkeypatch):
+    monkeypatch.setattr("primal_attention.ops.causal.fused_dual.PROGRAMS", programs)
+    monkeypatch.setattr("primal_attention.ops.triton.launch.SHORTEST", 1)
+    check(case(device, "dual causal", N=67, mask=token_masks(B, 67)["empty"]))
+
+
+def test_without_gram_matrices(device):
+    for kind in KINDS:
+        with_grams, without = (case(device, kind, N=17, grams=grams) for grams in (True, False))
+        values, _ = by_fused(without)
+        expected = by_fused(with_grams, skipped=("gram_q", "gram_k"))
+        assert not values[1].numel()
+        assert not values[2].numel()
+        assert_bits([values[0], *values[3:]], [expected[0][0], *expected[0][3:]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_are_not_wanted(device, kind):
+    inputs = case(device, kind, N=17)
+    everything = dict(zip(given_names(inputs), by_fused(inputs)[1], strict=True))
+    for wanted in (("x",), ("weight", "c_e"), ("shift", "w_e", "bias")):
+        found = by_fused(inputs, wanted=wanted)[1]
+        names = [name for name in given_names(inputs) if name in wanted]
+        assert_near(found, [everything[name].double() for name in names], 1e-6)
+
+
+def given_names(inputs):
+    return [name for name in TENSORS if getattr(inputs, name) is not None]
+
+
+@pytest.mark.parametrize("kind", ["static", "sampled", "dual causal"])
+def test_parameters_in_half_precision(device, kind):
+    inputs = case(device, kind, torch.bfloat16, N=17)
+    halves = {name: getattr(inputs, name).bfloat16() for name in given_names(inputs)}
+    check(inputs._replace(**halves))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits_every_time_and_from_a_graph_that_is_kept(device, kind):
+    """A graph that is freed lets its memory be overwritten; one that is kept does not."""
+    inputs = case(device, kind, torch.bfloat16, N=23, mask=token_masks(B, 23)["holes"])
+    leaves = {name: getattr(inputs, name).requires_grad_() for name in given_names(inputs)}
+    with fused_ops("always"):
+        first, second = (fused_layer(inputs._replace(**leaves)) for _ in range(2))
+    assert_bits(first, second)
+    cotangents = [torch.ones_like(t) for t in first]
+    kept, freed, other = (
+        torch.autograd.grad(outputs, list(leaves.values()), cotangents, retain_graph=keep)
+        for outputs, keep in ((first, True), (first, False), (second, False))
+    )
+    assert_bits(kept, freed)
+    assert_bits(kept, other)
+
+
+def test_without_gradients(device):
+    for kind in KINDS:
+        inputs = case(device, kind, N=17)
+        with fused_ops("always"), torch.no_grad():
+            result = fused_layer(inputs)
+        assert_bits(result, by_fused(inputs)[0])
+
+
+@pytest.mark.parametrize("kind", ["sampled", "dual causal"])
+def test_gradients_of_gradients(device, kind):
+    """Inputs may be made of each other: x and the weight are."""
+    inputs = case(device, kind, N=9, P=3, S=2, C=2, M=4)
+    roots = [getattr(inputs, name).detach().requires_grad_() for name in ("x", "weight")]
+
+    def penalty(run, x, weight):
+        out = run(inputs._replace(x=x, weight=weight * x.mean())).out
+        grads = torch.autograd.grad(out.square().sum(), (x, weight), create_graph=True)
+        return sum(d.square().sum() for d in grads)
+
+    with fused_ops("always"):
+        found = torch.autograd.grad(penalty(fused_layer, *roots), roots)
+    wide = in_double(inputs)
+    inputs, exact = wide, [t.detach().double().requires_grad_() for t in roots]
+    with fused_ops("never"):
+        expected = torch.autograd.grad(penalty(layer, *exact), exact)
+    assert_near(found, expected, 1e-4)
+
+
+def test_what_is_supported(device):
+    def supported(kind, dtype=torch.float32, **options):
+        with fused_ops("always"):
+            return fused_layer(case(device, kind, dtype, **options)) is not None
+
+    assert supported("static", N=3)
+    assert not supported("static", maps=("cosine", "exponential"))
+    assert not supported("static", torch.float64)
+    assert not supported("static", C=257)
+    assert not supported("static", S=129)
+    assert not supported("dual causal", torch.bfloat16, P=48, S=24, C=48, H=1)  # read anywhere
+    assert not supported("static", N=0)
+
+
+def test_small_work_and_other_derivatives_take_the_eager_form(device):
+    inputs = case(device, "static", N=5)
+    assert fused_layer(inputs) is None
+    with fused_ops("never"):
+        assert fused_layer(inputs) is None
+    asked = []
+
+    def out(x):
+        with fused_ops("always"):
+            asked.append(fused_layer(inputs._replace(x=x)))
+        return x.sum()
+
+    torch.func.grad(out)(inputs.x)
+    assert asked == [None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_what_the_layer_of_the_package_computes(kind):
+    """The parts of PrimalAttention's forward pass, put together with its parameters."""
+    from primal_attention import PrimalAttention
+    from primal_attention.ops.landmarks import choose_landmarks
+
+    weights, causal = KINDS[kind]
+    torch.manual_seed(0)
+    module = PrimalAttention(12, 2, 3, weights=weights, causal=causal, max_tokens=7).double()
+    mask = token_masks(2, 19)["holes"]
+    x = torch.where(mask[:, :, None], randn(2, 19, 12), 0.0)
+    projections = [module.q_proj, module.k_proj]
+    if weights == "dual":
+        projections.append(module.h_proj)
+    weight, shift = (
+        torch.cat([getattr(p, name) for p in projections]) for name in ("weight", "bias")
+    )
+    landmarks = None
+    if weights == "sampled":
+        landmarks = choose_landmarks(x, module.num_landmarks, token_mask=mask)[1:]
+    w_e, w_r = (getattr(module, name, None) for name in ("w_e", "w_r"))
+    c_e, c_r = (c.mT for c in module.score_proj.weight.chunk(2, 1))
+    inputs = LayerInputs(
+        x, weight, shift, w_e, w_r, c_e, c_r, module.score_proj.bias,
+        landmarks, 2, causal, mask, ("cosine", "cosine"), True,
+    )  # fmt: skip
+    with torch.no_grad():
+        result, expected = layer(inputs), module(x, token_mask=mask)
+        found = torch.where(mask[:, :, None], module.out_proj(result.out.flatten(-2)), 0.0)
+    assert_near([found], [expected], 1e-12)
+    sums = module.ksvd_runs[-1].sums
+    assert_near([result.gram_q, result.gram_k], list(sums.grams.transpose(1, 2)), 1e-12)
+    weights_given_x = sums.weights.transpose(1, 2) if result.w_e_given_x.ndim == 4 else sums.weights
+    assert_near(result[3:], list(weights_given_x), 1e-12)
