@@ -263,19 +263,16 @@ def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
     The form is chosen by sizes, dtypes and options alone, never by values.
     """
     first: Tensor = given[0]
-    when, elements = _WHEN[-1], first.numel()
-    if when == "never" or elements == 0 or (when == "large" and elements < LARGE[name]):
+    anywhere, device_type = _WHEN[-1] == "always", first.device.type
+    backends = [each for each in BACKENDS if anywhere or each.device_type == device_type]
+    if not backends or _WHEN[-1] == "never" or _is_transformed():
         return None
-    if torch.compiler.is_compiling():
-        if torch.compiler.is_exporting():
-            return None
-    elif _is_transformed():
+    if first.numel() < (1 if anywhere else LARGE[name]):
         return None
-    for backend in BACKENDS:
-        if when == "always" or first.device.type == backend.device_type:
-            op = backend.find(name)
-            if op is not None and op.supports(given):
-                return op(given)
+    for backend in backends:
+        op = backend.find(name)
+        if op is not None and op.supports(given):
+            return op(given)
     return None
 
 
@@ -286,7 +283,9 @@ def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 def _is_transformed() -> bool:
-    """Whether something other than reverse-mode autograd follows this call."""
+    """Whether something other than reverse-mode autograd or the compiler follows this call."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
     return (
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
@@ -335,10 +334,10 @@ def _single(tensors: tuple[Tensor, ...]) -> Any:
 
 def _apart(tensors: Sequence[Tensor]) -> Any:
     """The tensors contiguous, none of them in the memory of another."""
-    found: dict[int, Tensor] = {}
+    places: set[int] = set()
     results = []
     for each in map(Tensor.contiguous, tensors):
         place = each.untyped_storage().data_ptr()
-        results.append(each.clone() if place in found and each.numel() else each)
-        found[place] = each
+        results.append(each.clone() if place in places or not each.numel() else each)
+        places.add(place)
     return _single(tuple(results))

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from primal_attention.ops.landmarks import landmarks
+from primal_attention.ops.landmarks import choose_landmarks, landmarks
+from primal_attention.ops.op import fused_ops
 
 from .formulas import MASKS, B, N, randn, token_masks
 
@@ -171,3 +172,21 @@ def test_without_jitter_or_dropout_no_random_number_is_drawn():
     state = torch.get_rng_state()
     landmarks(randn(B, N, D), 7, token_mask=MASKS["holes"])
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+@pytest.mark.parametrize("options", [{}, {"jitter": 2.5}, {"dropout": 0.4, "jitter": 0.6}])
+@pytest.mark.parametrize("num_landmarks", [1, 7, 23, 61])
+@pytest.mark.parametrize("mask", MASKS)
+def test_positions_are_the_same_fused(mask, num_landmarks, options):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = numbered(N).to(device)
+    token_mask = None if MASKS[mask] is None else MASKS[mask].to(device)
+    found = []
+    for when in ("always", "never"):
+        torch.manual_seed(0)
+        with fused_ops(when):
+            found.append(choose_landmarks(x, num_landmarks, token_mask=token_mask, **options))
+    assert torch.equal(found[0].positions, found[1].positions)
+    assert found[0].scale == found[1].scale

@@ -5,6 +5,7 @@ import torch
 
 from primal_attention.ops.landmarks.choice import IndexInputs, landmark_index
 from primal_attention.ops.layer import LayerInputs, fused_layer, layer
+from primal_attention.ops.layer.eager import FlatInputs
 from primal_attention.ops.op import fused_ops
 
 from .formulas import MAPS, randn, token_masks
@@ -335,3 +336,49 @@ def test_it_is_what_the_layer_of_the_package_computes(kind):
     assert_near([result.gram_q, result.gram_k], list(sums.grams.transpose(1, 2)), 1e-12)
     weights_given_x = sums.weights.transpose(1, 2) if result.w_e_given_x.ndim == 4 else sums.weights
     assert_near(result[3:], list(weights_given_x), 1e-12)
+
+
+class OnThisDevice:
+    """A backend whose op is registered for the device of the tests too."""
+
+    device_type = "cpu"
+
+    def __init__(self):
+        from primal_attention.ops.layer.fused import LayerOp
+
+        members = {"name": "layer_on_cpu", "devices": ("cpu", "cuda")}
+        self.op = type("LayerOnCPU", (LayerOp,), members)()
+
+    def find(self, name):
+        return self.op if name == "layer" else None
+
+
+@pytest.fixture(scope="module")
+def on_this_device():
+    return OnThisDevice()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_and_registered(device, kind, on_this_device, monkeypatch):
+    """The compiler is told the truth of shapes and dtypes, and gets the same gradients."""
+    monkeypatch.setattr("primal_attention.ops.op.BACKENDS", [on_this_device])
+    inputs = case(device, kind, N=9, P=3, S=2, C=2, M=4)
+    leaves = {name: getattr(inputs, name).requires_grad_() for name in given_names(inputs)}
+
+    def run(tensors):
+        return fused_layer(inputs._replace(**tensors))
+
+    results = []
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    for function in (compiled, run):
+        with fused_ops("always"):
+            outputs = function(leaves)
+            cotangents = [torch.ones_like(t) for t in outputs]
+            grads = torch.autograd.grad(outputs, list(leaves.values()), cotangents)
+        results.append([*outputs, *grads])
+    assert_near(*([t.detach() for t in each] for each in results), 1e-6)
+    flat = FlatInputs.of(inputs._replace(**leaves))
+    torch.library.opcheck(
+        on_this_device.op.registered._opoverload, tuple(flat),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )  # fmt: skip

@@ -120,7 +120,7 @@ class LayerOp(FusedOp):
         out, r, e, gram_q, gram_k, states = fused_dual.walk_forward(
             _dual_of(layer, rows), grams=layer.grams, keep=keep, inverse_n=inverse_n
         )
-        kept = Kept(e, r, rows, nothing, nothing.clone(), states, inverse_n)
+        kept = Kept(e, r, rows, nothing, nothing, states, inverse_n)
         return out, gram_q, gram_k, *kept
 
     def backward(self, given: FlatInputs, call: Backward) -> dict[str, Tensor]:
