@@ -60,7 +60,8 @@ def dual_scores(
     h: Tensor,  # [2, H, B, N, S]: h_e and h_r
     maps: Maps,
     mask: Tensor | None,  # [B, N, 1]
-    state: Tensor | None,  # [2, H, B, P, S]: sums of phi_q h_e^T and phi_k h_r^T over earlier tokens
+    state: Tensor
+    | None,  # [2, H, B, P, S]: sums of phi_q h_e^T and phi_k h_r^T over earlier tokens
     *,
     grams: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:

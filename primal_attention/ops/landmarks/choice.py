@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 
-
 class Landmarks(NamedTuple):
     """Which tokens of x are landmarks; X' itself is built where it is asked for."""
 

@@ -5,7 +5,6 @@ Letters: B batch, D model dim, H heads, P feature dim, S directions, M landmarks
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from primal_attention.ops.landmarks.choice import Landmarks

@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 def mean_j(
-    energies: Tensor,  # [2, H, B, S]: sums of e^2 and of r^2 over the tokens
-    trace: Tensor,  # Tr(W_e^T W_r), [H] or [H, B]
+    energies: Tensor,  # [2, B, H, S]: sums of e^2 and of r^2 over the tokens
+    trace: Tensor,  # Tr(W_e^T W_r), [H] or [B, H]
     lambda_diag: Tensor,  # [H, S]
     num_queries: Tensor,  # [B]
     num_keys: Tensor,  # [B]
@@ -28,10 +28,10 @@ def mean_j(
     """
     if averaged:
         counts = torch.stack((num_queries, num_keys)).clamp(min=1)
-        energies = energies / counts[:, None, :, None]
+        energies = energies / counts[:, :, None, None]
     diagonal = lambda_diag.square() if lambda_squared else lambda_diag
-    quadratic = (energies * diagonal[:, None, :]).sum((0, 3)) / 2  # [H, B]
-    j = (quadratic - (trace if trace.ndim == 2 else trace[:, None])).mean(0)
+    quadratic = (energies * diagonal).sum((0, 3)) / 2  # [B, H]
+    j = (quadratic - trace).mean(-1)
     return mean_over_sequences(j.square() if squared else j, num_queries, num_keys)
 
 
@@ -42,22 +42,20 @@ def mean_over_sequences(values: Tensor, num_queries: Tensor, num_keys: Tensor) -
 
 
 def unexplained_energy(
-    grams: Tensor,  # [2, H, B, P, P]: of the queries and of the keys
-    weights: Tensor,  # [2, H, B, P, S] or [2, H, P, S]
+    grams: tuple[Tensor, Tensor],  # [B, H, P, P]: of the queries and of the keys
+    weights: tuple[Tensor, Tensor],  # [B, H, P, S] or [H, P, S]
     lambda_diag: Tensor,  # [H, S]
-    x_sampled: Tensor | None,  # F_X [H, B, M, P]; None where it is the identity
+    x_sampled: Tensor | None,  # F_X [B, H, M, P]; None where it is the identity
 ) -> Tensor:
-    r"""The fraction $|K - E \Lambda R^\top|_F^2 / |K|_F^2$ of each head and sequence, [H, B].
+    r"""The fraction $|K - E \Lambda R^\top|_F^2 / |K|_F^2$ of each sequence and head, [B, H].
 
     It equals $Tr(G_q M G_k M^\top) / Tr(G_q A G_k A)$ with $M = A - W_{e|X} \Lambda W_{r|X}^\top$
     and $A = F_X^\top F_X$. A kernel without energy has nothing unexplained. What cancels in the
     entries of a kernel cancels squared here: where all of them are a thousandth of
     $|\phi_q| |A| |\phi_k|$, such as for one token with a nearly orthogonal query, six digits go.
     """
-    if weights.ndim == 4:  # of all sequences
-        weights = weights[:, :, None]
     w_e, w_r = weights
-    explained = (w_e * lambda_diag[:, None, None, :]) @ w_r.mT
+    explained = (w_e * lambda_diag[:, None, :]) @ w_r.mT
     if x_sampled is None:
         identity = torch.eye(explained.shape[-1], dtype=explained.dtype, device=explained.device)
         energy = (grams[0] * grams[1].mT).sum((-2, -1))
@@ -71,6 +69,6 @@ def unexplained_energy(
     return torch.where(some, left / torch.where(some, energy, 1.0), 0.0)
 
 
-def _energy(grams: Tensor, middle: Tensor) -> Tensor:
-    r"""$|\Phi_q M \Phi_k^\top|_F^2 = Tr(G_q M G_k M^\top)$, [H, B]."""
+def _energy(grams: tuple[Tensor, Tensor], middle: Tensor) -> Tensor:
+    r"""$|\Phi_q M \Phi_k^\top|_F^2 = Tr(G_q M G_k M^\top)$, [B, H]."""
     return ((grams[0] @ middle) * (middle @ grams[1])).sum((-2, -1))

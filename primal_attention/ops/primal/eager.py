@@ -33,7 +33,9 @@ def features(z: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
     if len(set(maps)) == 1:
         phi = FIXED_MAPS[maps[0]].forward(z)
     else:
-        phi = torch.stack([FIXED_MAPS[name].forward(side) for name, side in zip(maps, z, strict=True)])
+        phi = torch.stack(
+            [FIXED_MAPS[name].forward(side) for name, side in zip(maps, z, strict=True)]
+        )
     return phi if mask is None else torch.where(mask, phi, 0.0)
 
 
@@ -43,7 +45,9 @@ def primal_scores(z: Tensor, w: Tensor, maps: Maps, mask: Tensor | None) -> Tens
     return scores
 
 
-def _scores(maps: Maps, state: Tensors, rows: Tensors, shared: Tensors) -> tuple[list[Tensor], Tensors]:
+def _scores(
+    maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
+) -> tuple[list[Tensor], Tensors]:
     (z, mask), (w,) = rows, shared
     return [scores_of(features(z, maps, mask), w)], []
 
@@ -62,7 +66,9 @@ def moment(z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None) -> Tensor
     return total
 
 
-def _moment(maps: Maps, state: Tensors, rows: Tensors, shared: Tensors) -> tuple[Tensors, list[Tensor]]:
+def _moment(
+    maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
+) -> tuple[Tensors, list[Tensor]]:
     z, values, mask = rows
     return [], [grown(state[0], features(z, maps, mask).mT @ zeroed(accumulate(values), mask))]
 
@@ -73,7 +79,9 @@ def gram(z: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
     return total
 
 
-def _gram(maps: Maps, state: Tensors, rows: Tensors, shared: Tensors) -> tuple[Tensors, list[Tensor]]:
+def _gram(
+    maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
+) -> tuple[Tensors, list[Tensor]]:
     z, mask = rows
     phi = features(z, maps, mask)
     return [], [grown(state[0], phi.mT @ phi)]
