@@ -19,6 +19,7 @@ from primal_attention.benchmarking.released import (
     ReleasedArithmetic,
 )
 from primal_attention.objectives import ksvd_loss
+from primal_attention.ops.primal.chunked import collapsed_attention
 
 Outputs = tuple[Tensor, ...]
 

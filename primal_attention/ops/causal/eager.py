@@ -133,4 +133,4 @@ def running_mean(
     with without_autocast(z.device):
         sums = zeroed(accumulate(z), mask).cumsum(-2)
         sums = sums if total is None else sums + total
-        return sums / counts.clamp(min=1), sums[..., -1:, :]
+        return (sums / counts.clamp(min=1)).to(z.dtype), sums[..., -1:, :]
