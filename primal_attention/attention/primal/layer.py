@@ -361,6 +361,7 @@ class PrimalAttention(KSVDLayer):
             averaged=self.weights == "dual",
             with_gradients=torch.is_grad_enabled(),
             half=tokens.x.dtype.itemsize == 2,
+            num_tokens=tokens.x.shape[1] if source is tokens and tokens.mask is None else None,
         )
 
     def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:

@@ -70,6 +70,7 @@ class KSVDStatistics(NamedTuple):
     averaged: bool  # J averages over tokens (dual weights) instead of summing
     with_gradients: bool  # taken with gradients enabled
     half: bool  # tokens of half precision are behind the sums
+    num_tokens: int | None  # of all sequences and both sides, where nothing is masked
 
     @property
     def w_e_given_x(self) -> Tensor:
@@ -93,7 +94,9 @@ class KSVDStatistics(NamedTuple):
         trace = self.trace
         if trace is None:
             trace = (self.w_e_given_x * self.w_r_given_x).sum((-2, -1))
-        return mean_j(self.sums.energies, trace, *rest, **options)
+        return mean_j(
+            self.sums.energies, trace, *rest, **options, num_tokens=self.num_tokens
+        )
 
     @property
     def x_sampled(self) -> Tensor | None:

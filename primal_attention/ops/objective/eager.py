@@ -19,20 +19,25 @@ def mean_j(
     averaged: bool,
     lambda_squared: bool = False,
     squared: bool = True,
+    num_tokens: int | None = None,
 ) -> Tensor:
     r"""The mean of $J^2$, or of J, over the sequences with a token on either side.
 
     $J = \frac12 \sum_i e_i^\top \Lambda e_i + \frac12 \sum_i r_i^\top \Lambda r_i
     - Tr(W_e^\top W_r)$ of eq. (11), the mean over the heads. The sums are means over the tokens
-    where ``averaged``; ``lambda_squared`` puts the square of Lambda in its place.
+    where ``averaged``; ``lambda_squared`` puts the square of Lambda in its place. ``num_tokens``
+    is the number of queries and of keys of every sequence, where nothing is masked.
     """
-    if averaged:
+    if averaged and num_tokens is None:
         counts = torch.stack((num_queries, num_keys)).clamp(min=1)
         energies = energies / counts[:, :, None, None]
     diagonal = lambda_diag.square() if lambda_squared else lambda_diag
-    quadratic = (energies * diagonal).sum((0, 3)) / 2  # [B, H]
-    j = (quadratic - trace).mean(-1)
-    return mean_over_sequences(j.square() if squared else j, num_queries, num_keys)
+    half = 0.5 / num_tokens if averaged and num_tokens is not None else 0.5
+    j = ((energies * diagonal).sum((0, 3)) * half - trace).mean(-1)
+    values = j.square() if squared else j
+    if num_tokens is not None:
+        return values.mean()
+    return mean_over_sequences(values, num_queries, num_keys)
 
 
 def mean_over_sequences(values: Tensor, num_queries: Tensor, num_keys: Tensor) -> Tensor:
