@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base.validation import check_choice
 from primal_attention.attention.primal.statistics import KSVDLayer, KSVDStatistics
-from primal_attention.ops.objective import mean_j, mean_over_sequences, unexplained_energy
+from primal_attention.ops.objective import mean_over_sequences, unexplained_energy
 from primal_attention.precision import without_autocast
 
 
@@ -116,23 +116,14 @@ def _mean_j(
     run: KSVDStatistics, *, averaged: bool, lambda_squared: bool = False, squared: bool = True
 ) -> Tensor:
     """J of eq. (11), squared or not, the mean over the sequences of one pass."""
-    return mean_j(
-        run.sums.energies,
-        run.trace,
-        run.lambda_diag,
-        run.num_queries,
-        run.num_keys,
-        averaged=averaged,
-        lambda_squared=lambda_squared,
-        squared=squared,
-    )
+    return run.mean_j(averaged=averaged, lambda_squared=lambda_squared, squared=squared)
 
 
 def _unexplained(run: KSVDStatistics) -> Tensor:
     """The fraction of the kernel's energy that is left, the mean over heads and sequences."""
     grams, weights = run.sums.grams, run.sums.weights
     left = unexplained_energy(grams, weights, run.lambda_diag, run.x_sampled)
-    return mean_over_sequences(left.mean(0), run.num_queries, run.num_keys)
+    return mean_over_sequences(left.mean(-1), run.num_queries, run.num_keys)
 
 
 def _mean_over_runs(means: list[Tensor], runs: list[KSVDStatistics]) -> Tensor:

@@ -42,7 +42,6 @@ PUBLIC = {
         "DistillReport",
         "KSVDMixin",
         "Plan",
-        "decompositions",
         "distill",
         "export_onnx",
         "export_program",

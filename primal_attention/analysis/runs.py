@@ -15,12 +15,12 @@ from torch import Tensor
 
 from primal_attention.analysis.matrices import HeadMatrices
 from primal_attention.analysis.probing import attention_matrix
+from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.cosformer import CosformerAttention
 from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.linear_bn import LinearBNAttention
 from primal_attention.attention.linformer import LinformerAttention
 from primal_attention.attention.performer import PerformerAttention
-from primal_attention.attention.base.qkv import QKVAttention
 
 
 class AttendedSequence(NamedTuple):

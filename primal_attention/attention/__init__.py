@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from primal_attention.attention.base.validation import check_choice
 from primal_attention.attention.cosformer import CosformerAttention
 from primal_attention.attention.flow import FlowAttention
 from primal_attention.attention.linear import LinearAttention
@@ -13,7 +14,6 @@ from primal_attention.attention.linear_bn import LinearBNAttention
 from primal_attention.attention.linformer import LinformerAttention
 from primal_attention.attention.longformer import LongformerAttention
 from primal_attention.attention.nystrom import NystromAttention
-from primal_attention.attention.base.validation import check_choice
 from primal_attention.attention.performer import PerformerAttention
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.attention.reformer import ReformerAttention

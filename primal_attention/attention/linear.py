@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from primal_attention.attention.base.features import FeaturePair, Side
 from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.features import FeaturePair, Side
 from primal_attention.attention.base.linear_core import (
     Moments,
     attend_moments,
     empty_moments,
     scan_moments,
 )
-from primal_attention.attention.pooling import Source, TokenPooling
 from primal_attention.attention.base.qkv import DecodingAttention
+from primal_attention.attention.pooling import Source, TokenPooling
 from primal_attention.attention.scaled_heads import ScaledHeads, head_groups
 from primal_attention.feature_maps import FeatureMapSpec
 

@@ -10,6 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.compaction import Order, take, token_order
+from primal_attention.attention.base.masks import Tokens, real_tokens
+from primal_attention.attention.base.qkv import DecodingAttention
+from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.blocks import (
     Reach,
     attend_blocks,
@@ -17,11 +22,6 @@ from primal_attention.attention.blocks import (
     windows,
     with_common,
 )
-from primal_attention.attention.base.masks import Tokens, real_tokens
-from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.base.compaction import Order, take, token_order
-from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.softmax import softmax_attention
 from primal_attention.precision import accumulate
 

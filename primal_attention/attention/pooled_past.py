@@ -17,6 +17,7 @@ import torch
 from einops import einsum
 from torch import Tensor
 
+from primal_attention.attention.base.compaction import take
 from primal_attention.attention.batch_norm import (
     KeyMoments,
     merge,
@@ -24,7 +25,6 @@ from primal_attention.attention.batch_norm import (
     running_key_moments,
 )
 from primal_attention.attention.blocks import into_blocks
-from primal_attention.attention.base.compaction import take
 from primal_attention.attention.pooling import POOLS
 from primal_attention.precision import accumulate, exact
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from primal_attention.attention.base.compaction import token_order
+from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.batch_norm import (
     KeyMoments,
     KeyNorm,
     key_moments,
     running_key_moments,
 )
-from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.pooled_past import attend_past
 from primal_attention.attention.pooling import Source, TokenPooling
 from primal_attention.attention.softmax import softmax_attention

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.batch_norm import (
     KeyMoments,
     KeyNorm,
@@ -16,8 +18,6 @@ from primal_attention.attention.batch_norm import (
     no_moments,
     running_key_moments,
 )
-from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.softmax import KeyValueCache, softmax_attention
 
 

@@ -10,6 +10,10 @@ import torch.nn.functional as F
 from einops import einsum
 from torch import Tensor
 
+from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.compaction import token_order
+from primal_attention.attention.base.qkv import DecodingAttention
+from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.blocks import (
     Reach,
     Source,
@@ -18,10 +22,6 @@ from primal_attention.attention.blocks import (
     windows,
     with_common,
 )
-from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.validation import check_choice, check_sizes
-from primal_attention.attention.base.compaction import token_order
-from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.softmax import KeyValueCache, softmax_attention
 from primal_attention.precision import accumulate
 

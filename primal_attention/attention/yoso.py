@@ -15,10 +15,10 @@ from einops import einsum
 from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.validation import check_choice, check_sizes
-from primal_attention.attention.base.qkv import QKVAttention
-from primal_attention.feature_maps import cosine
 from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.qkv import QKVAttention
+from primal_attention.attention.base.validation import check_choice, check_sizes
+from primal_attention.feature_maps import cosine
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of the products that are summed at once

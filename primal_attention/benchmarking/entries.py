@@ -107,6 +107,20 @@ def _op(weights: str) -> Entry:
     return Entry("primal_op", build, weights, alone=True)
 
 
+def _softmax(*, causal: bool) -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        return PackedSoftmax(sizes.dim, sizes.heads, sdpa(causal=causal))
+
+    return Entry("softmax", build, causal=causal)
+
+
+def _flex(*, causal: bool) -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        return PackedSoftmax(sizes.dim, sizes.heads, flex(sizes.n, x.device, causal=causal))
+
+    return Entry("flex_attention", build, causal=causal)
+
+
 def _released(*, causal: bool) -> Entry:
     def build(sizes: Sizes, x: Tensor) -> nn.Module:
         S = sizes.directions

@@ -89,7 +89,6 @@ PRESETS: dict[str, Plan] = {
         (
             Stage(("projections", "released-sampled", *_PRIMAL)),
             Stage(("released-static-causal", *_CAUSAL)),
-            Stage(("released_op-sampled", "scores_op-sampled", "primal_op-sampled")),
         ),
         (4096,),
         (4096,),

@@ -12,7 +12,7 @@ from primal_attention.benchmarking.results import Row, number, select, time_colu
 from primal_attention.whole_files import replacing
 
 _SIZES = ("dim", "heads", "directions", "dtype")
-_NO_LINES = ("copy", "primal_op", "scores_op", "released_op", "crossover")
+_NO_LINES = ("copy", "primal_op", "crossover")
 _NAMES = {"projections": "bare projections (floor)", "softmax": "softmax (SDPA)"}
 _COLOURS = {  # the palette of Okabe and Ito, which most colour-blind people can tell apart
     "bare projections (floor)": "black",

@@ -11,7 +11,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.base.validation import check_choice, check_probabilities, check_sizes
+from primal_attention.attention.base.validation import (
+    check_choice,
+    check_probabilities,
+    check_sizes,
+)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 

@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention.base.masks import check_mask, zero_padding
-from primal_attention.attention.base.validation import check_choice, check_probabilities, check_sizes
+from primal_attention.attention.base.validation import (
+    check_choice,
+    check_probabilities,
+    check_sizes,
+)
 from primal_attention.models.encoder import Encoder
 from primal_attention.precision import accumulation_dtype
 

@@ -257,22 +257,29 @@ def fused_ops(when: str) -> Iterator[None]:
         _WHEN.pop()
 
 
+def may_run_fused(name: str, first: Tensor) -> bool:
+    """Whether a backend is to be asked: by the device and the number of elements of the input."""
+    anywhere, device_type = _WHEN[-1] == "always", first.device.type
+    if not (anywhere or any(each.device_type == device_type for each in BACKENDS)):
+        return False
+    if _WHEN[-1] == "never" or _is_transformed():
+        return False
+    return first.numel() >= (1 if anywhere else LARGE[name])
+
+
 def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
     """The outputs of an op from the first backend that supports the inputs; None without one.
 
     The form is chosen by sizes, dtypes and options alone, never by values.
     """
     first: Tensor = given[0]
-    anywhere, device_type = _WHEN[-1] == "always", first.device.type
-    backends = [each for each in BACKENDS if anywhere or each.device_type == device_type]
-    if not backends or _WHEN[-1] == "never" or _is_transformed():
+    if not may_run_fused(name, first):
         return None
-    if first.numel() < (1 if anywhere else LARGE[name]):
-        return None
-    for backend in backends:
-        op = backend.find(name)
-        if op is not None and op.supports(given):
-            return op(given)
+    for backend in BACKENDS:
+        if _WHEN[-1] == "always" or backend.device_type == first.device.type:
+            op = backend.find(name)
+            if op is not None and op.supports(given):
+                return op(given)
     return None
 
 

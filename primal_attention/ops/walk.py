@@ -24,19 +24,18 @@ from primal_attention.precision import without_autocast
 Tensors = Sequence[Tensor | None]
 Step = Callable[[Tensors, Tensors, Tensors], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
-_ELEMENTS: ContextVar[dict[str, int]] = ContextVar(
-    "_ELEMENTS", default={"cpu": 1 << 20, "cuda": 1 << 25}
-)
+_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of a chunk
+_chosen: ContextVar[int | None] = ContextVar("_chosen", default=None)
 
 
 @contextmanager
 def chunk_elements(number: int) -> Iterator[None]:
     """Walk in chunks of about so many elements of the first rows, on every device."""
-    token = _ELEMENTS.set({"cpu": number, "cuda": number})
+    token = _chosen.set(number)
     try:
         yield
     finally:
-        _ELEMENTS.reset(token)
+        _chosen.reset(token)
 
 
 def walk(
@@ -65,8 +64,8 @@ def walk(
 
 def _chunks(first: Tensor) -> list[slice]:
     """Equal slices of the token axis, of a multiple of 16 tokens each."""
-    N, elements = first.shape[-2], _ELEMENTS.get()
-    most = elements.get(first.device.type, elements["cuda"])
+    N = first.shape[-2]
+    most = _chosen.get() or _ELEMENTS.get(first.device.type, _ELEMENTS["cuda"])
     size = max(most * N // max(first.numel(), 1) // 16, 1) * 16
     return [slice(start, min(start + size, N)) for start in range(0, N, size)]
 

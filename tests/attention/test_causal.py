@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from primal_attention import PrimalAttention
-from primal_attention.ops.dual_causal import pieces
-from primal_attention.ops.scan import chunked
+from primal_attention.ops.walk import chunk_elements
 
 from .dense import (
     MASKS,
@@ -37,10 +36,10 @@ def layer(request):
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    """Scans cross several pieces; a prefill starts in the middle of one."""
-    monkeypatch.setattr(chunked, "_PIECE", 5)
-    monkeypatch.setattr(pieces, "PIECE", 5)
+def short_chunks():
+    """Scans cross several chunks; a prefill starts in the middle of one."""
+    with chunk_elements(1):
+        yield
 
 
 @pytest.mark.parametrize("t", [1, 9, N - 1])

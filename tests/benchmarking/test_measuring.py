@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from primal_attention.attention import ATTENTIONS
 from primal_attention.benchmarking.entries import ENTRIES, Entry, Sizes, find_entries
-from primal_attention.benchmarking.layers import OpAlone, ReleasedAlone, ScoresAlone
+from primal_attention.benchmarking.layers import OpAlone
 from primal_attention.benchmarking.measuring import measure, reason
 from primal_attention.benchmarking.timing import HostSynchronisationError, culprit
-from primal_attention.ops.primal import collapsed_attention
+from primal_attention.ops.primal.chunked import collapsed_attention
 
 CPU = torch.device("cpu")
 SIZES = Sizes(n=11, batch=3, dim=14, heads=2, directions=5, dtype="float32")
@@ -52,7 +52,7 @@ def test_the_registry_has_every_mechanism_in_all_forms():
     for name, kind in ATTENTIONS.items():
         forms = {entry.causal for entry in ENTRIES.values() if entry.mechanism == name}
         assert forms == ({False, True} if kind.mechanism.causal else {False})
-    for name in ("projections", "released", "released_op", "scores_op", "primal_op", "fla_linear"):
+    for name in ("projections", "released", "primal_op", "fla_linear"):
         assert find_entries([name])
     assert find_entries(["flex_attention"]) == ["flex_attention", "flex_attention-causal"]
 
@@ -110,36 +110,6 @@ def test_the_op_reads_halves_of_one_projection():
     op = OpAlone(SIZES.input(CPU), SIZES.heads, shared=True)
     assert op.q.untyped_storage().data_ptr() == op.k.untyped_storage().data_ptr()
     assert op.q.is_leaf and op.q.requires_grad and not op.q.is_contiguous()
-
-
-def test_the_released_op_has_the_outputs_and_energies_of_ours():
-    S = SIZES.directions
-    released = ReleasedAlone(SIZES.input(CPU), SIZES.heads, S)
-    c_e, c_r = released.score_proj.weight.mT.split(S)
-    out, *energies = released(SIZES.input(CPU))
-    a_e, a_r, bias = released.w_e @ c_e, released.w_r @ c_r, released.score_proj.bias
-    ours, *grams = collapsed_attention(released.q, released.k, a_e, a_r, bias)
-    torch.testing.assert_close(ours.flatten(2), out)
-    for gram, w, energy in zip(grams, (released.w_e, released.w_r), energies, strict=True):
-        w = w * released.lambda_diag[:, None]
-        expected = (w * (gram @ w)).sum((2, 3)).mean(1) / (2 * SIZES.n)
-        torch.testing.assert_close(expected, energy)
-
-
-def test_mapped_scores_are_what_the_released_op_gives_its_projection():
-    x, S, H = SIZES.input(CPU), SIZES.directions, SIZES.heads
-    ours, released = ScoresAlone(x, H, S), ReleasedAlone(x, H, S)
-    with torch.no_grad():
-        released.q, released.k = ours.qk.unbind(2)
-    for name in ("w_e", "w_r", "score_proj"):
-        setattr(released, name, getattr(ours, name))
-    scores, energies, weight, bias = ours(x)
-    out, e_energy, r_energy = released(x)
-    torch.testing.assert_close(F.linear(scores.flatten(2), weight, bias), ours.out_proj(out))
-    scaled = (energies * released.lambda_diag.square()).sum(-1).mean(-1) / (2 * SIZES.n)
-    torch.testing.assert_close(scaled, torch.stack([e_energy, r_energy], 1))
-
-
 def test_a_mechanism_stands_for_its_forms():
     assert find_entries(["softmax"]) == ["softmax", "softmax-causal"]
     assert find_entries(["primal-dual", "primal"])[0] == "primal-dual"

@@ -4,12 +4,27 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from primal_attention import ksvd_loss, record_ksvd
+from primal_attention import ksvd_loss
 
-from .cases import CROSS, SELF, Stack, make_inputs, make_layer
+from .cases import CROSS, SELF, make_inputs, make_layer
 
-VIEWS = {"view", "select", "unbind", "detach", "expand", "transpose", "alias", "slice", "unsqueeze"}
-FREE = VIEWS | {"empty", "new_empty", "promote_types"}
+VIEWS = {
+    "_unsafe_view",
+    "alias",
+    "detach",
+    "expand",
+    "permute",
+    "select",
+    "slice",
+    "split",
+    "squeeze",
+    "t",
+    "transpose",
+    "unbind",
+    "unsqueeze",
+    "view",
+}
+FREE = VIEWS | {"empty", "empty_like", "new_empty", "promote_types"}
 
 
 class Counter(TorchDispatchMode):
@@ -34,45 +49,28 @@ def ran(function):
 
 @pytest.mark.parametrize("objective", ["zero", "released"])
 @pytest.mark.parametrize("kind", {**SELF, **CROSS})
-def test_the_objective_of_a_layer_is_one_operation_each_way(kind, objective):
+def test_the_objective_of_a_layer_is_a_handful_of_operations(kind, objective):
     layer, inputs = make_layer(kind), make_inputs(kind)
     inputs.run(layer)
     names, loss = ran(lambda: ksvd_loss(layer, objective=objective))
-    assert names == ["ksvd_forward"]
-    run = layer.ksvd_runs[0]
-    names, _ = ran(lambda: torch.autograd.grad(loss, [run.grams.q, run.grams.k, run.lambda_diag]))
-    assert names == ["ones_like", "ksvd_backward"]
+    assert len(names) <= (40 if kind == "dual causal" else 25)
+    names, _ = ran(lambda: torch.autograd.grad(loss, layer.raw_lambda))
+    assert len(names) <= 40
 
 
-def test_the_mean_over_the_batch_is_squared_afterwards():
-    layer, inputs = make_layer(), make_inputs()
-    inputs.run(layer)
-    names, _ = ran(lambda: ksvd_loss(layer, objective="released_batch"))
-    assert names == ["ksvd_forward", "pow"]
+def test_an_ordinary_step_is_a_bounded_number_of_operations():
+    layer, inputs = make_layer(), make_inputs(masked=False)
+    names, y = ran(lambda: inputs.run(layer))
+    assert len(names) <= 40
+    names, _ = ran(lambda: (y.sum() + ksvd_loss(layer)).backward())
+    assert len(names) <= 130
 
 
-def test_layers_and_passes_are_added_up_once():
-    model, inputs = Stack("sampled"), make_inputs()
-    inputs.run(model)
-    names, _ = ran(lambda: ksvd_loss(model))
-    assert names == ["ksvd_forward"] * 2 + ["stack", "mean"]
-    layer = make_layer()
-    with record_ksvd(layer):
-        inputs.run(layer), inputs.run(layer)
-    names, _ = ran(lambda: ksvd_loss(layer))
-    assert names.count("ksvd_forward") == 2
-    assert len(names) <= 16
-
-
-def test_batched_weights_are_kept_without_a_copy():
-    """But static ones are parameters, which a sharded layer takes away."""
+def test_weights_are_no_parameters():
+    """A sharded layer frees these right after its forward pass."""
     layer, inputs = make_layer("static"), make_inputs("static")
     inputs.run(layer)
     run = layer.ksvd_runs[0]
     for kept, parameter in ((run.w_e_given_x, layer.w_e), (run.w_r_given_x, layer.w_r)):
         assert torch.equal(kept, parameter)
         assert kept.untyped_storage().data_ptr() != parameter.untyped_storage().data_ptr()
-    for kind in ("sampled", "dual"):
-        layer, inputs = make_layer(kind), make_inputs(kind)
-        names, _ = ran(lambda layer=layer, inputs=inputs: inputs.run(layer))
-        assert "_to_copy" not in names

@@ -84,6 +84,7 @@ SIZES = {"short": (264, 256), "causal": (2, 1024), "dual_causal": (2, 1024), "fe
 
 def layer(kind: str, width: int, dtype: torch.dtype) -> Any:
     """Inputs of a layer."""
+    from primal_attention.ops.landmarks import Landmarks
     from primal_attention.ops.layer.eager import FlatInputs, LayerInputs
 
     dual = kind in ("dual", "short", "dual_causal", "few")
@@ -91,12 +92,14 @@ def layer(kind: str, width: int, dtype: torch.dtype) -> Any:
     rows, causal = 2 * H * (width + (S if dual else 0)), kind in ("causal", "dual_causal", "few")
     w = None if dual else torch.zeros(H, M if kind == "sampled" else width, S)
     c_e, c_r = (part.mT for part in torch.zeros(width, 2 * S).chunk(2, 1))
-    landmarks = (torch.zeros(batch, M, dtype=torch.long), 1.0) if kind == "sampled" else None
     mask = None if kind == "dual_causal" else torch.ones(batch, length, dtype=torch.bool)
     x, weight, shift = (
         torch.zeros(*shape, dtype=dtype)
         for shape in ((batch, length, H * width), (rows, H * width), (rows,))
     )
+    landmarks = None
+    if kind == "sampled":
+        landmarks = Landmarks(x, torch.zeros(batch, M, dtype=torch.long))
     given = LayerInputs(
         x, weight, shift, w, w, c_e, c_r, torch.zeros(width),
         landmarks, H, causal, mask, ("cosine", "cosine"), True,
@@ -130,7 +133,7 @@ def objective(kind: str, width: int, dtype: torch.dtype) -> Any:
     trace = None if own else torch.zeros(H)
     diagonal = torch.zeros(H, 30)
     return MeanJInputs(
-        gram, gram, w, w, diagonal, trace, count, count, True, True, True, dtype != torch.float32
+        gram, gram, w, w, trace, diagonal, count, count, True, True, True, dtype != torch.float32
     )
 
 

@@ -5,7 +5,7 @@ import torch
 
 from primal_attention.ops.causal import dual_scores, running_mean, scan, token_counts
 
-from .formulas import MAPS, randn, token_masks
+from .formulas import randn, token_masks
 from .fused import DEVICES, TOLERANCES, assert_same_as_eager, poisoned_memory
 
 B, N, H, C, V = 2, 43, 2, 5, 7

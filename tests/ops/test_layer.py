@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.landmarks.choice import IndexInputs, landmark_index
 from primal_attention.ops.layer import LayerInputs, fused_layer, layer
 from primal_attention.ops.layer.eager import FlatInputs
@@ -57,7 +58,8 @@ def case(device, kind, dtype=torch.float32, *, without=(), mask=None, **options)
     moved = (None if t is None else t.to(device) for t in given.values())
     landmarks = None
     if weights == "sampled":
-        landmarks = chosen(batch, length, count, mask, options.get("jitter")).to(device), 1.25
+        index = chosen(batch, length, count, mask, options.get("jitter")).to(device)
+        landmarks = Landmarks(tensors["x"].to(device), index, 1.25)
     mask = None if mask is None else mask.to(device)
     maps = options.get("maps", ("cosine", "cosine"))
     return LayerInputs(*moved, landmarks, heads, causal, mask, maps, options.get("grams", True))
@@ -321,7 +323,7 @@ def test_it_is_what_the_layer_of_the_package_computes(kind):
     )
     landmarks = None
     if weights == "sampled":
-        landmarks = choose_landmarks(x, module.num_landmarks, token_mask=mask)[1:]
+        landmarks = choose_landmarks(x, module.num_landmarks, token_mask=mask)
     w_e, w_r = (getattr(module, name, None) for name in ("w_e", "w_r"))
     c_e, c_r = (c.mT for c in module.score_proj.weight.chunk(2, 1))
     inputs = LayerInputs(
@@ -333,9 +335,7 @@ def test_it_is_what_the_layer_of_the_package_computes(kind):
         found = torch.where(mask[:, :, None], module.out_proj(result.out.flatten(-2)), 0.0)
     assert_near([found], [expected], 1e-12)
     sums = module.ksvd_runs[-1].sums
-    assert_near([result.gram_q, result.gram_k], list(sums.grams.transpose(1, 2)), 1e-12)
-    weights_given_x = sums.weights.transpose(1, 2) if result.w_e_given_x.ndim == 4 else sums.weights
-    assert_near(result[3:], list(weights_given_x), 1e-12)
+    assert_near(result[1:], [*sums.grams, *sums.weights], 1e-12)
 
 
 class OnThisDevice:
@@ -382,3 +382,23 @@ def test_compiled_and_registered(device, kind, on_this_device, monkeypatch):
         on_this_device.op.registered._opoverload, tuple(flat),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_primal_attention_gives_the_same_fused(device, kind):
+    """The layer of the package, with its objective, by the op and in plain PyTorch."""
+    from primal_attention import PrimalAttention, ksvd_loss
+
+    weights, causal = KINDS[kind]
+    torch.manual_seed(0)
+    module = PrimalAttention(12, 2, 3, weights=weights, causal=causal, max_tokens=7).to(device)
+    mask = token_masks(2, 19)["holes"].to(device)
+    x = randn(2, 19, 12).float().to(device).requires_grad_()
+    results = []
+    for when in ("always", "never"):
+        with fused_ops(when):
+            y = module(x, token_mask=mask)
+            loss = y.square().sum() + ksvd_loss(module)
+            grads = torch.autograd.grad(loss, [x, *module.parameters()])
+        results.append([y.detach(), loss.detach()[None], *grads])
+    assert_near(results[0], [t.double() for t in results[1]], 2e-5)

@@ -9,7 +9,6 @@ from torch.export import Dim
 from primal_attention import patch
 from primal_attention.models import Embedding, Encoder, SequenceClassifier
 from primal_attention.patching import exporting
-from primal_attention.patching.decompositions import decompositions
 from primal_attention.patching.exporting import export_onnx, export_program
 
 from .exports import AXES, TOKENS, D, Layers, assert_exported, assert_same, layer, primal, sequences
@@ -66,28 +65,18 @@ def test_a_program_has_no_ops_of_the_library_and_gives_the_same():
     assert_same(model, lambda each: run(**each), [sequences(2, 5), sequences(5, 37)], 1e-6)
 
 
-@pytest.mark.parametrize("masked", [True, False])
-def test_landmarks_stand_where_the_op_has_them(masked):
-    inputs = sequences(5, 37, masked=masked)
-    op = torch.ops.primal_attention.landmark_index.default
-    arguments = inputs["x"], inputs.get("token_mask"), None, None, 7, 0.0, 0.0
-    assert torch.equal(decompositions()[op](*arguments), op(*arguments))
-
-
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
 @torch.no_grad()
-def test_torch_export_keeps_the_ops_and_is_saved_and_loaded(tmp_path):
+def test_torch_export_is_saved_and_loaded(tmp_path):
     model, axes = Layers(primal=primal("sampled")).eval(), {0: Dim("batch"), 1: Dim("tokens")}
     shapes = {"x": axes, "token_mask": axes}
     program = torch.export.export(model, (), sequences(3, 11), dynamic_shapes=shapes)
     torch.export.save(program, tmp_path / "model.pt2")
     loaded = torch.export.load(tmp_path / "model.pt2")
-    assert "primal_attention.sampled_forward" in loaded.graph_module.code
+    assert "primal_attention" not in loaded.graph_module.code
     run = loaded.module()
     cases = [sequences(2, 5), sequences(5, 37)]
     assert_same(model, lambda each: run(**each), cases, 1e-6)
-    plain = loaded.run_decompositions(decompositions())
-    assert "primal_attention" not in plain.graph_module.code
 
 
 def test_limits_of_the_graph_are_asked_for_and_written_down(tmp_path):

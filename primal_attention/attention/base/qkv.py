@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
 from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
 from primal_attention.attention.base.validation import check_heads, check_probabilities
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.primal.state import PrimalState
-from primal_attention.attention.primal.statistics import Features, KernelSums
+from primal_attention.attention.primal.statistics import Features, KernelSums, Pair
 from primal_attention.feature_maps import normaliser
 from primal_attention.ops.causal import dual_scores, running_mean, token_counts
 from primal_attention.ops.landmarks import Landmarks, sampled_weights
@@ -139,16 +139,22 @@ def _token_mean(sides: Sides) -> Tensor:
 def _sums(here: Sides, there: Sides, scores: Tensor, weights: Tensor) -> KernelSums:
     """Sums over the queries of here and the keys of there."""
     if there is here:
-        return KernelSums(weights, (here.features,), _energies(scores))
+        return KernelSums(_pair(weights), (here.features,), _energies(scores))
     keys = there.side(1)
     r = primal_scores(keys.z, weights[1:], keys.maps, keys.mask)
     energies = torch.cat((_energies(scores[:1]), _energies(r)))
-    return KernelSums(weights, (here.side(0).features, keys.features), energies)
+    return KernelSums(_pair(weights), (here.side(0).features, keys.features), energies)
 
 
 def _energies(scores: Tensor) -> Tensor:
-    """The sum of squares over the tokens, [sides, H, B, S]."""
-    return scores.square().sum(-2)
+    """The sum of squares over the tokens, [sides, B, H, S]."""
+    return scores.square().sum(-2).transpose(1, 2)
+
+
+def _pair(weights: Tensor) -> Pair:
+    """Matrices [2, H, B, ., .] or [2, H, ., .] of each side, batch first."""
+    e, r = weights.transpose(1, 2) if weights.ndim == 5 else weights
+    return e, r
 
 
 class Past(NamedTuple):
@@ -203,7 +209,9 @@ def causal(
     if parameters is not None:
         weights = _static_weights(parameters)
         scores = primal_scores(sides.z, weights, sides.maps, sides.mask)
-        sums = KernelSums(weights, (sides.features,), _energies(scores)) if training else None
+        sums = None
+        if training:
+            sums = KernelSums(_pair(weights), (sides.features,), _energies(scores))
     else:
         assert sides.h is not None
         before = None if state is None else state.sums()
@@ -212,6 +220,8 @@ def causal(
         )
         counts = past.counts.clamp(min=1)
         scores, weights = scores / counts, total.flip(0) / counts[:, -1:]
-        sums = KernelSums(weights, given_grams=grams) if training else None
+        sums = None
+        if grams is not None:
+            sums = KernelSums(_pair(weights), given_grams=_pair(grams))
         past = past._replace(total=total)
     return Heads(scores, weights, sums), past.state()

@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
-from primal_attention.attention.base.projections import autocast_dtype, is_plain
+from primal_attention.attention.base.projections import (
+    autocast_dtype,
+    is_plain,
+    packed,
+    projected,
+)
 from primal_attention.attention.base.validation import (
     check_choice,
     check_heads,
@@ -36,6 +41,8 @@ from primal_attention.attention.primal.statistics import KernelSums, KSVDLayer, 
 from primal_attention.attention.primal.weights import check_weights
 from primal_attention.feature_maps import FeatureMapSpec
 from primal_attention.ops.landmarks import Landmarks, choose_landmarks
+from primal_attention.ops.layer import LayerInputs, fused_layer
+from primal_attention.ops.layer import takes as is_large
 from primal_attention.ops.primal import features
 from primal_attention.precision import accumulate
 
@@ -183,6 +190,9 @@ class PrimalAttention(KSVDLayer):
         self._check_inputs(x, context, token_mask, context_mask)
         tokens = self._tokens(x, token_mask)
         if context is None:
+            heads_out = self._fused(tokens)
+            if heads_out is not None:
+                return self._outputs(heads_out, tokens)
             here = there = self._sides(tokens)
         else:
             here, there = self._sides(tokens), self._sides(self._tokens(context, context_mask))
@@ -194,9 +204,7 @@ class PrimalAttention(KSVDLayer):
         P = self.features.feature_dim
         side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
         key_features = P if self.features.normalised else 0
-        return PrimalState.first(
-            self.q_proj.weight, batch_size, self.num_heads, side, key_features
-        )
+        return PrimalState.first(self.q_proj.weight, batch_size, self.num_heads, side, key_features)
 
     def prefill(
         self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
@@ -304,24 +312,56 @@ class PrimalAttention(KSVDLayer):
             self.record(self._statistics(run.sums, landmarks, here.tokens, there.tokens))
         return run.scores
 
+    def _fused(self, tokens: Tokens) -> Tensor | None:
+        """Outputs of the heads [B, N, H, C] by one fused node; None where none takes the layer."""
+        if not is_large(tokens.x) or self.features.has_modules:
+            return None
+        projection = packed(tokens.x, self._projections())
+        if projection is None or not is_plain(self.score_proj):
+            return None
+        landmarks, dual = self._landmarks(tokens), self.weights == "dual"
+        result = fused_layer(
+            LayerInputs(
+                tokens.x,
+                *projection,
+                *((None, None) if dual else (self.w_e, self.w_r)),
+                *self._score_maps(),
+                self.score_proj.bias,
+                landmarks,
+                self.num_heads,
+                self.causal,
+                tokens.mask,
+                self.features.names,
+                self.training,
+            )
+        )
+        if result is None:
+            return None
+        if self.training:
+            weights = result.w_e_given_x, result.w_r_given_x
+            sums = KernelSums(weights, given_grams=(result.gram_q, result.gram_k))
+            self.record(self._statistics(sums, landmarks, tokens, tokens))
+        return result.out
+
     def _statistics(
         self, sums: KernelSums, landmarks: Landmarks | None, tokens: Tokens, source: Tokens
     ) -> KSVDStatistics:
-        """The trace is that of the parameters; of dual weights, which have none, their own."""
-        dual = self.weights == "dual"
-        w_e, w_r = sums.weights if dual else (accumulate(self.w_e), accumulate(self.w_r))
-        if self.weights == "static":  # whose parameters a sharded layer frees
-            sums = sums._replace(weights=sums.weights.clone())
+        """The trace is that of the parameters; dual weights have none."""
+        trace = None
+        if self.weights != "dual":
+            trace = (accumulate(self.w_e) * accumulate(self.w_r)).sum((-2, -1))
         num_queries = tokens.num_real()
         return KSVDStatistics(
             sums,
             landmarks,
-            (w_e * w_r).sum((-2, -1)),
+            trace,
             self.lambda_diag,
             num_queries,
             num_queries if source is tokens else source.num_real(),
-            averaged=dual,
+            averaged=self.weights == "dual",
             with_gradients=torch.is_grad_enabled(),
+            half=tokens.x.dtype.itemsize == 2,
+            num_tokens=tokens.x.shape[1] if source is tokens and tokens.mask is None else None,
         )
 
     def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
@@ -336,7 +376,11 @@ class PrimalAttention(KSVDLayer):
             scores = scores[:1] if self.scores == "e" else scores[1:]
         rows = scores.permute(2, 3, 1, 0, 4).flatten(-2).to(tokens.x.dtype)  # [B, N, H, 2 S]
         rows = rows if padding is None else padding.unpad(rows)
-        y = self.out_proj(self.score_proj(rows).flatten(-2))
+        return self._outputs(self.score_proj(rows), tokens)
+
+    def _outputs(self, heads_out: Tensor, tokens: Tokens) -> Tensor:
+        """Outputs [B, N, D] of the outputs of the heads [B, N, H, C]."""
+        y = projected(heads_out.flatten(-2), self.out_proj)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _landmarks(self, source: Tokens) -> Landmarks | None:

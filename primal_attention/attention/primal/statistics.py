@@ -13,6 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from primal_attention.ops.landmarks import Landmarks
+from primal_attention.ops.objective import fused_mean_j, mean_j
 from primal_attention.ops.primal import gram
 from primal_attention.precision import accumulate
 
@@ -25,27 +26,32 @@ class Features(NamedTuple):
     mask: Tensor | None  # [B, N, 1], True at real tokens
 
 
-class KernelSums(NamedTuple):
-    """Sums over the real tokens, and the weights given the data; queries before keys."""
+Pair = tuple[Tensor, Tensor]  # of the queries and of the keys
 
-    weights: Tensor  # W_{e|X} and W_{r|X}: [2, H, B, P, S], or [2, H, P, S] for all sequences
+
+class KernelSums(NamedTuple):
+    """Sums over the real tokens, and the weights given the data."""
+
+    weights: Pair  # W_{e|X} and W_{r|X}: [B, H, P, S], or [H, P, S] for all sequences
     features: tuple[Features, ...] = ()  # of both sides, for what is not given
     given_energies: Tensor | None = None
-    given_grams: Tensor | None = None
+    given_grams: Pair | None = None
 
     @property
-    def grams(self) -> Tensor:
-        """Gram matrices Phi^T Phi [2, H, B, P, P]; computed when they are asked for."""
+    def grams(self) -> Pair:
+        """Gram matrices Phi^T Phi [B, H, P, P]; computed when they are asked for."""
         if self.given_grams is not None:
             return self.given_grams
-        return torch.cat([gram(*sides) for sides in self.features])
+        q, k = torch.cat([gram(*sides) for sides in self.features]).transpose(1, 2)
+        return q, k
 
     @property
     def energies(self) -> Tensor:
-        """Sums of the squares of the scores, diag(W^T G W), [2, H, B, S]."""
+        """Sums of the squares of the scores, diag(W^T G W), [2, B, H, S]."""
         if self.given_energies is not None:
             return self.given_energies
-        return (self.weights * (self.grams @ self.weights)).sum(-2)
+        pairs = zip(self.grams, self.weights, strict=True)
+        return torch.stack([(w * (g @ w)).sum(-2) for g, w in pairs])
 
 
 class KSVDStatistics(NamedTuple):
@@ -57,20 +63,50 @@ class KSVDStatistics(NamedTuple):
 
     sums: KernelSums
     landmarks: Landmarks | None  # F_X = X'; None where F_X is the identity
-    trace: Tensor  # Tr(W_e^T W_r): of the parameters [H]; of dual weights [H, B]
+    trace: Tensor | None  # Tr(W_e^T W_r) of the parameters, [H]; None for that of dual weights
     lambda_diag: Tensor  # [H, S]
     num_queries: Tensor  # [B]: real tokens among the queries
     num_keys: Tensor  # [B]: real tokens among the keys
     averaged: bool  # J averages over tokens (dual weights) instead of summing
     with_gradients: bool  # taken with gradients enabled
+    half: bool  # tokens of half precision are behind the sums
+    num_tokens: int | None  # of all sequences and both sides, where nothing is masked
+
+    @property
+    def w_e_given_x(self) -> Tensor:
+        """W_{e|X}, [B, H, P, S], or [H, P, S] for all sequences."""
+        return self.sums.weights[0]
+
+    @property
+    def w_r_given_x(self) -> Tensor:
+        """W_{r|X}, likewise."""
+        return self.sums.weights[1]
+
+    def mean_j(self, *, averaged: bool, lambda_squared: bool, squared: bool) -> Tensor:
+        """J of eq. (11), squared or not, the mean over the sequences of this pass."""
+        options = {"averaged": averaged, "lambda_squared": lambda_squared, "squared": squared}
+        rest = self.lambda_diag, self.num_queries, self.num_keys
+        if self.sums.given_energies is None:
+            given = *self.sums.grams, *self.sums.weights, self.trace
+            fused = fused_mean_j(*given, *rest, half=self.half, **options)
+            if fused is not None:
+                return fused
+        trace = self.trace
+        if trace is None:
+            trace = (self.w_e_given_x * self.w_r_given_x).sum((-2, -1))
+        return mean_j(
+            self.sums.energies, trace, *rest, **options, num_tokens=self.num_tokens
+        )
 
     @property
     def x_sampled(self) -> Tensor | None:
-        """F_X [H, B, M, P]; None where it is the identity."""
+        """F_X [B, H, M, P]; None where it is the identity."""
         if self.landmarks is None:
             return None
         H = len(self.lambda_diag)
-        return accumulate(rearrange(self.landmarks.rows(), "b m (h p) -> h b m p", h=H))
+        return accumulate(rearrange(self.landmarks.rows(), "b m (h p) -> b h m p", h=H))
+
+
 class KSVDLayer(nn.Module):
     """A layer with singular directions: it owns Lambda and keeps the statistics of training passes.
 

@@ -107,8 +107,7 @@ def dual_scores(
     h: Tensor,  # [2, H, B, N, S]: h_e and h_r
     maps: Maps,
     mask: Tensor | None,  # [B, N, 1]
-    state: Tensor
-    | None,  # [2, H, B, P, S]: sums of phi_q h_e^T and phi_k h_r^T over earlier tokens
+    state: Tensor | None,  # [2, H, B, P, S]: the sums phi_q h_e^T, phi_k h_r^T of earlier tokens
     *,
     grams: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -195,7 +194,7 @@ def running_mean(
 ) -> tuple[Tensor, Tensor]:
     r"""$\bar z_t = \frac1t \sum_{\tau \le t} z_\tau$ and the sum after the last token.
 
-    It keeps nothing of the sequence for the backward pass. Fused, means have the dtype of z.
+    It keeps nothing of the sequence for the backward pass.
     """
     *lead, N, C = z.shape
     if z.ndim > 3:
@@ -213,7 +212,7 @@ def running_mean(
     with without_autocast(z.device):
         sums = zeroed(accumulate(z), mask).cumsum(-2)
         sums = sums if total is None else sums + total
-        return sums / counts.clamp(min=1), sums[..., -1:, :]
+        return (sums / counts.clamp(min=1)).to(z.dtype), sums[..., -1:, :]
 
 
 def mean_eager(given: MeanInputs) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from primal_attention.ops.causal.eager import dual_scores, running_mean, token_counts
 from primal_attention.ops.landmarks import Landmarks, sampled_weights
-from primal_attention.ops.op import fused
+from primal_attention.ops.op import fused, may_run_fused
 from primal_attention.ops.primal.eager import gram, moment, primal_scores
 from primal_attention.precision import accumulate
 
@@ -34,7 +34,7 @@ class LayerInputs(NamedTuple):
     c_e: Tensor | None  # [S, C]: the output map's part for e; None where e is not output
     c_r: Tensor | None  # at least one of the two is given
     bias: Tensor | None  # [C]
-    landmarks: tuple[Tensor, float] | None  # positions [B, M] in x, -1 for none; their scale
+    landmarks: Landmarks | None  # of x
     num_heads: int
     causal: bool
     token_mask: Tensor | None  # [B, N], True = real token
@@ -93,15 +93,22 @@ class FlatInputs(NamedTuple):
     @classmethod
     def of(cls, given: LayerInputs) -> FlatInputs:
         """The inputs of a layer."""
-        positions, scale = given.landmarks or (None, 1.0)
+        _, positions, scale = given.landmarks or (None, None, 1.0)
         sizes = given.num_heads, given.causal, given.token_mask
         return cls(*given[:8], positions, scale, *sizes, *given.maps, given.grams)
 
     def nested(self) -> LayerInputs:
         """The inputs of the layer again."""
-        landmarks = None if self.positions is None else (self.positions, self.scale)
+        landmarks = None
+        if self.positions is not None:
+            landmarks = Landmarks(self.x, self.positions, self.scale)
         sizes = self.num_heads, self.causal, self.token_mask
         return LayerInputs(*self[:8], landmarks, *sizes, (self.map_q, self.map_k), self.grams)
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the layer may run fused on tokens x [B, N, D]; by their device and number alone."""
+    return may_run_fused("layer", x)
 
 
 def fused_layer(inputs: LayerInputs) -> LayerResult | None:
@@ -158,7 +165,7 @@ def _given_weights(inputs: LayerInputs) -> Tensor:
     if inputs.landmarks is None:
         return accumulate(torch.stack((inputs.w_e, inputs.w_r)))
     parameters = torch.cat((inputs.w_e, inputs.w_r), -1)
-    return sampled_weights(Landmarks(inputs.x, *inputs.landmarks), parameters)
+    return sampled_weights(inputs.landmarks._replace(x=inputs.x), parameters)
 
 
 def _outputs(inputs: LayerInputs, scores: Tensor) -> Tensor:

@@ -235,8 +235,8 @@ def _sampled(given: LayerInputs) -> Sampled:
     assert given.w_e is not None
     assert given.w_r is not None
     assert given.landmarks is not None
-    index, scale = given.landmarks
-    return Sampled(given.x, index, given.w_e, given.w_r, given.c_e, given.c_r, scale)
+    _, positions, scale = given.landmarks
+    return Sampled(given.x, positions, given.w_e, given.w_r, given.c_e, given.c_r, scale)
 
 
 def _mean_gradients(

@@ -20,8 +20,8 @@ class MeanJInputs(NamedTuple):
     gram_k: Tensor
     w_e: Tensor  # W_{e|X}: [B, H, P, S], or [H, P, S] for all sequences
     w_r: Tensor
-    lambda_diag: Tensor  # [H, S]
     trace: Tensor | None  # [H]; None: that of the weights given X
+    lambda_diag: Tensor  # [H, S]
     num_queries: Tensor  # [B]: tokens behind gram_q
     num_keys: Tensor  # [B]: tokens behind gram_k
     averaged: bool
@@ -35,8 +35,8 @@ def fused_mean_j(
     gram_k: Tensor,
     w_e_given_x: Tensor,
     w_r_given_x: Tensor,
-    lambda_diag: Tensor,
     trace: Tensor | None,
+    lambda_diag: Tensor,
     num_queries: Tensor,
     num_keys: Tensor,
     *,
@@ -50,19 +50,16 @@ def fused_mean_j(
     ``half`` says that the tokens behind the Gram matrices have half precision, so that products
     need not hold all digits of float32.
     """
-    tensors = gram_q, gram_k, w_e_given_x, w_r_given_x, lambda_diag, trace, num_queries, num_keys
+    tensors = gram_q, gram_k, w_e_given_x, w_r_given_x, trace, lambda_diag, num_queries, num_keys
     found = fused("mean_j", MeanJInputs(*tensors, averaged, lambda_squared, squared, half))
     return None if found is None else found[0]
 
 
 def mean_j_of_grams(given: MeanJInputs) -> Tensor:
     """The same in plain PyTorch."""
-    weights = [w.transpose(-4, -3) if w.ndim == 4 else w[:, None] for w in (given.w_e, given.w_r)]
-    grams = given.gram_q.transpose(0, 1), given.gram_k.transpose(0, 1)  # [H, B, P, P]
-    energies = [(w * (gram @ w)).sum(-2) for w, gram in zip(weights, grams, strict=True)]
-    trace = given.trace
-    if trace is None:
-        trace = (weights[0] * weights[1]).sum((-2, -1)).expand(energies[0].shape[:2])
+    sides = (given.gram_q, given.w_e), (given.gram_k, given.w_r)
+    energies = [(w * (gram @ w)).sum(-2) for gram, w in sides]
+    trace = (given.w_e * given.w_r).sum((-2, -1)) if given.trace is None else given.trace
     return mean_j(
         torch.stack(energies),
         trace,
@@ -76,8 +73,8 @@ def mean_j_of_grams(given: MeanJInputs) -> Tensor:
 
 
 def mean_j(
-    energies: Tensor,  # [2, H, B, S]: sums of e^2 and of r^2 over the tokens
-    trace: Tensor,  # Tr(W_e^T W_r), [H] or [H, B]
+    energies: Tensor,  # [2, B, H, S]: sums of e^2 and of r^2 over the tokens
+    trace: Tensor,  # Tr(W_e^T W_r), [H] or [B, H]
     lambda_diag: Tensor,  # [H, S]
     num_queries: Tensor,  # [B]
     num_keys: Tensor,  # [B]
@@ -85,20 +82,25 @@ def mean_j(
     averaged: bool,
     lambda_squared: bool = False,
     squared: bool = True,
+    num_tokens: int | None = None,
 ) -> Tensor:
     r"""The mean of $J^2$, or of J, over the sequences with a token on either side.
 
     $J = \frac12 \sum_i e_i^\top \Lambda e_i + \frac12 \sum_i r_i^\top \Lambda r_i
     - Tr(W_e^\top W_r)$ of eq. (11), the mean over the heads. The sums are means over the tokens
-    where ``averaged``; ``lambda_squared`` puts the square of Lambda in its place.
+    where ``averaged``; ``lambda_squared`` puts the square of Lambda in its place. ``num_tokens``
+    is the number of queries and of keys of every sequence, where nothing is masked.
     """
-    if averaged:
+    if averaged and num_tokens is None:
         counts = torch.stack((num_queries, num_keys)).clamp(min=1)
-        energies = energies / counts[:, None, :, None]
+        energies = energies / counts[:, :, None, None]
     diagonal = lambda_diag.square() if lambda_squared else lambda_diag
-    quadratic = (energies * diagonal[:, None, :]).sum((0, 3)) / 2  # [H, B]
-    j = (quadratic - (trace if trace.ndim == 2 else trace[:, None])).mean(0)
-    return mean_over_sequences(j.square() if squared else j, num_queries, num_keys)
+    half = 0.5 / num_tokens if averaged and num_tokens is not None else 0.5
+    j = ((energies * diagonal).sum((0, 3)) * half - trace).mean(-1)
+    values = j.square() if squared else j
+    if num_tokens is not None:
+        return values.mean()
+    return mean_over_sequences(values, num_queries, num_keys)
 
 
 def mean_over_sequences(values: Tensor, num_queries: Tensor, num_keys: Tensor) -> Tensor:
@@ -108,22 +110,20 @@ def mean_over_sequences(values: Tensor, num_queries: Tensor, num_keys: Tensor) -
 
 
 def unexplained_energy(
-    grams: Tensor,  # [2, H, B, P, P]: of the queries and of the keys
-    weights: Tensor,  # [2, H, B, P, S] or [2, H, P, S]
+    grams: tuple[Tensor, Tensor],  # [B, H, P, P]: of the queries and of the keys
+    weights: tuple[Tensor, Tensor],  # [B, H, P, S] or [H, P, S]
     lambda_diag: Tensor,  # [H, S]
-    x_sampled: Tensor | None,  # F_X [H, B, M, P]; None where it is the identity
+    x_sampled: Tensor | None,  # F_X [B, H, M, P]; None where it is the identity
 ) -> Tensor:
-    r"""The fraction $|K - E \Lambda R^\top|_F^2 / |K|_F^2$ of each head and sequence, [H, B].
+    r"""The fraction $|K - E \Lambda R^\top|_F^2 / |K|_F^2$ of each sequence and head, [B, H].
 
     It equals $Tr(G_q M G_k M^\top) / Tr(G_q A G_k A)$ with $M = A - W_{e|X} \Lambda W_{r|X}^\top$
     and $A = F_X^\top F_X$. A kernel without energy has nothing unexplained. What cancels in the
     entries of a kernel cancels squared here: where all of them are a thousandth of
     $|\phi_q| |A| |\phi_k|$, such as for one token with a nearly orthogonal query, six digits go.
     """
-    if weights.ndim == 4:  # of all sequences
-        weights = weights[:, :, None]
     w_e, w_r = weights
-    explained = (w_e * lambda_diag[:, None, None, :]) @ w_r.mT
+    explained = (w_e * lambda_diag[:, None, :]) @ w_r.mT
     if x_sampled is None:
         identity = torch.eye(explained.shape[-1], dtype=explained.dtype, device=explained.device)
         energy = (grams[0] * grams[1].mT).sum((-2, -1))
@@ -137,6 +137,6 @@ def unexplained_energy(
     return torch.where(some, left / torch.where(some, energy, 1.0), 0.0)
 
 
-def _energy(grams: Tensor, middle: Tensor) -> Tensor:
-    r"""$|\Phi_q M \Phi_k^\top|_F^2 = Tr(G_q M G_k M^\top)$, [H, B]."""
+def _energy(grams: tuple[Tensor, Tensor], middle: Tensor) -> Tensor:
+    r"""$|\Phi_q M \Phi_k^\top|_F^2 = Tr(G_q M G_k M^\top)$, [B, H]."""
     return ((grams[0] @ middle) * (middle @ grams[1])).sum((-2, -1))

@@ -11,7 +11,7 @@ from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.linear_bn import LinearBNAttention
 from primal_attention.attention.softmax import SoftmaxAttention
 from primal_attention.feature_maps import ExponentialFeatureMap
-from primal_attention.ops.scan import chunked
+from primal_attention.ops.walk import chunk_elements
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn
@@ -27,9 +27,10 @@ BN_OPTIONS = {
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    """The scan crosses several pieces; a prefill starts in the middle of one."""
-    monkeypatch.setattr(chunked, "_PIECE", 5)
+def short_chunks():
+    """The scan crosses several chunks; a prefill starts in the middle of one."""
+    with chunk_elements(1):
+        yield
 
 
 def build(kind=LinearAttention, dtype=torch.float64, **options):

@@ -1,4 +1,4 @@
-"""All projections in one product of matrices, or by the modules where these must be called."""
+"""Projections are modules: one graph, autocast, and whatever is done to them acts."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from primal_attention import PrimalAttention, ksvd_loss
-from primal_attention.feature_maps import FeatureMap
 
 B, N, D, H, S = 2, 11, 15, 3, 5
 
@@ -16,17 +15,6 @@ class Doubled(nn.Linear):
 
     def forward(self, x):
         return 2 * super().forward(x)
-
-
-class Halved(FeatureMap):
-    """A map that no op knows."""
-
-    def __init__(self):
-        super().__init__()
-        self.head_dim = self.feature_dim = D // H
-
-    def forward(self, z):
-        return z / 2
 
 
 def layer_and_tokens(**options):
@@ -43,18 +31,6 @@ def step(layer, x, **masks):
     return [y, *torch.autograd.grad(loss, parameters, materialize_grads=True)]
 
 
-def calls(layer, x):
-    """How often a projection of the tokens was called as a module."""
-    count = []
-    forward = nn.Linear.forward
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            nn.Linear, "forward", lambda self, x: (count.append(self), forward(self, x))[1]
-        )
-        layer(x)
-    return sum(module not in (layer.out_proj, layer.score_proj) for module in count)
-
-
 KINDS = {
     "sampled": {"weights": "sampled"},
     "static": {"weights": "static"},
@@ -62,31 +38,6 @@ KINDS = {
     "dual": {"weights": "dual"},
     "dual causal": {"weights": "dual", "causal": True},
 }
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scores", ["both", "e"])
-@pytest.mark.parametrize("feature_map", ["cosine", ("elu", "relu")])
-def test_packed_and_apart_agree(kind, scores, bias, feature_map):
-    options = {"scores": scores, "bias": bias, "feature_map": feature_map}
-    layer, x = layer_and_tokens(**KINDS[kind], **options)
-    mask = torch.arange(N) < torch.tensor([[N], [N - 4]])
-    assert calls(layer, x) == 0
-    packed = step(layer, x, token_mask=mask)
-    layer.q_proj.register_forward_hook(lambda *_: None)
-    assert calls(layer, x) == (3 if "dual" in kind else 2)
-    for one, other in zip(packed, step(layer, x, token_mask=mask), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-
-
-def test_with_a_context():
-    layer, x = layer_and_tokens()
-    context = torch.randn(B, N + 2, D, dtype=torch.float64)
-    packed = step(layer, x, context=context)
-    layer.k_proj.register_forward_hook(lambda *_: None)
-    for one, other in zip(packed, step(layer, x, context=context), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,7 +73,6 @@ def test_under_autocast(kind):
     layer, x = layer.float(), x.detach().float().requires_grad_()
     expected = step(layer, x)
     with torch.autocast("cpu", torch.bfloat16):
-        assert calls(layer, x) == 0
         y = layer(x)
         loss = y.float().square().sum() + 0.1 * ksvd_loss(layer)
     parameters = [x, *layer.parameters()]
@@ -141,18 +91,6 @@ def test_under_autocast_a_module_gets_the_tokens_as_they_are(training):
     with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(training):
         layer.float()(x.float())
     assert seen == [torch.float32]
-
-
-@pytest.mark.parametrize("name", ["q_proj", "h_proj"])
-def test_hooks_of_any_dual_projection_are_honoured(name):
-    layer, x = layer_and_tokens(weights="dual")
-    getattr(layer, name).register_forward_hook(lambda *_: None)
-    assert calls(layer, x) == 3
-
-
-def test_a_layer_without_an_op_for_it():
-    layer, x = layer_and_tokens(feature_map=Halved())
-    assert calls(layer, x) == 2
 
 
 def with_hook(layer):
@@ -202,15 +140,3 @@ def test_backward_hooks_are_run():
     layer.q_proj.register_full_backward_hook(lambda *_: seen.append("q"))
     layer(x).sum().backward()
     assert seen == ["q"]
-
-
-def test_without_gradients_the_modules_are_called():
-    layer, x = layer_and_tokens()
-    with torch.no_grad():
-        assert calls(layer, x) == 2
-
-
-def test_projections_of_different_kinds_are_called():
-    layer, x = layer_and_tokens()
-    layer.k_proj.bias = None
-    assert calls(layer, x) == 2
