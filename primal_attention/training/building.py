@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primal_attention.attention.statistics import KSVDLayer
@@ -20,6 +20,7 @@ from primal_attention.models import (
     TwoTowerClassifier,
     build_attentions,
 )
+from primal_attention.models.fit import check_fit
 from primal_attention.models.leaking import PaddingLeaks
 from primal_attention.patching.decision import DecisionModel, build_decision
 from primal_attention.patching.pictures import PictureClassifier, build_pictures
@@ -53,6 +54,22 @@ def build_model(recipe: Recipe, sizes: Sizes) -> Any:
     if not uses_objective(recipe, model):
         freeze_objective(model)
     return model
+
+
+def trained_model(recipe: Recipe, sizes: Sizes, tensors: Mapping[str, Tensor]) -> Any:
+    """The model of a recipe with trained weights, on the CPU, in evaluation mode.
+
+    Raises:
+        ValueError: The weights are of another model. Nothing of its size was allocated.
+    """
+    if recipe.num_layers > len(tensors):
+        raise ValueError(f"num_layers is {recipe.num_layers}, there are {len(tensors)} tensors")
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        check_fit(build_model(recipe, sizes), tensors)
+    with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
+        model = build_model(recipe, sizes)
+    model.load_state_dict(tensors)
+    return model.eval()
 
 
 def _sequences(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+Found = TypeVar("Found")
 STRATEGIES = ("auto", "ddp", "fsdp")
 _PRECISIONS: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -96,6 +97,23 @@ def check_precision(fabric: Fabric, precision: str) -> None:
             f"the recipe has precision={precision!r}, the processes were launched with {found!r}; "
             f"launch them with launch({precision!r})"
         )
+
+
+def from_first(fabric: Fabric, make: Callable[[], Found]) -> Found:
+    """What the first process makes, in all of them; an error of it is raised in all of them."""
+    found: Found | None = None
+    error: Exception | None = None
+    if fabric.is_global_zero:
+        try:
+            found = make()
+        except Exception as raised:
+            if fabric.world_size == 1:
+                raise
+            error = raised
+    found, error = fabric.broadcast((found, error))
+    if error is not None:
+        raise error
+    return cast(Found, found)
 
 
 def mean_over_processes(fabric: Fabric, tensor: Tensor) -> Tensor:

@@ -28,6 +28,15 @@ class Progress:
         """Steps that were made."""
         return int(self.rounds[-1]["step"]) if self.rounds else 0
 
+    def check(self) -> None:
+        """Raise unless the numbers are numbers, and the best round is one of the rounds."""
+        if not -1 <= self.best < len(self.rounds):
+            raise ValueError(f"round {self.best} of {len(self.rounds)} cannot be the best")
+        for number, entry in enumerate(self.rounds):
+            for name, value in entry.items():
+                if not isinstance(value, int | float):
+                    raise ValueError(f"{name} of round {number} is {value!r}")
+
 
 @dataclass(frozen=True)
 class Outcome:

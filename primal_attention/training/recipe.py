@@ -117,6 +117,8 @@ class Recipe:
     def from_json(cls, text: str) -> Recipe:
         """The recipe that ``to_json`` wrote."""
         settings = json.loads(text)
+        if not isinstance(settings, dict):
+            raise ValueError(f"a recipe is an object of settings, got {settings!r:.60}")
         names = [each.name for each in fields(cls)]
         for key in settings:
             if key not in names:
