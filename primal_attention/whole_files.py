@@ -41,24 +41,31 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        with _locked(temporary):
+        with writing_to(path, temporary), _locked(temporary):
             yield temporary
             with temporary.open("rb") as written:
                 os.fsync(written.fileno())
             temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing_to(path: Path, *files: Path) -> Iterator[None]:
+    """Name a place in errors of writing that name no file, or one of these."""
+    try:
+        yield
     except OSError as error:
-        if error.errno is None or error.filename not in (None, str(temporary)):
+        if error.errno is None or error.filename not in (None, *map(str, files)):
             raise
         told = f"cannot write {path}: {error.strerror}; free space or choose another place"
         raise type(error)(told) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step."""
     with replacing(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

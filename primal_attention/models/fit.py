@@ -31,7 +31,7 @@ def _identity(tensor: Tensor) -> tuple[int, ...]:
     """Equal for tied tensors."""
     if tensor.is_meta or not tensor.numel():
         return (id(tensor),)
-    return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+    return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
 
 
 def _shown(names: list[str]) -> str:

@@ -27,7 +27,12 @@ from primal_attention.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from primal_attention.training.devices import check_precision, from_first, mean_over_processes
+from primal_attention.training.devices import (
+    check_precision,
+    from_first,
+    mean_over_processes,
+    with_peers,
+)
 from primal_attention.training.evaluation import Evaluation, evaluate
 from primal_attention.training.order import Plan, set_seed
 from primal_attention.training.progress import Entry, OutOfTimeError, Progress, Saving, Watcher
@@ -42,7 +47,7 @@ from primal_attention.training.weights import (
     load_model,
     load_optimizer,
 )
-from primal_attention.whole_files import holding, remove_unfinished
+from primal_attention.whole_files import holding, remove_unfinished, writing_to
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -73,6 +78,7 @@ def train(
 
     Raises:
         HeldError: Another process trains in the directory.
+        LostPeerError: One of the processes that train together is gone.
         OutOfTimeError: The run stopped there; called again with the directory it goes on.
     """
     with alone_in(directory, fabric):
@@ -94,11 +100,13 @@ def alone_in(directory: Path | None, fabric: Fabric) -> Iterator[None]:
 
         def hold() -> None:
             if directory is not None:
-                directory.mkdir(parents=True, exist_ok=True)
+                with writing_to(directory, directory, *directory.parents):
+                    directory.mkdir(parents=True, exist_ok=True)
                 held.enter_context(holding(directory))
 
-        from_first(fabric, hold)
-        yield
+        with with_peers(fabric):
+            from_first(fabric, hold)
+            yield
 
 
 def train_alone(
@@ -238,14 +246,15 @@ class Run:
 
     def _save(self) -> None:
         """All that a resumed run needs in one file, the best weights in another."""
-        if self.directory is None:
+        directory = self.directory
+        if directory is None:
             return
         parts = {
             "model": gather_model(self.model.module),
             "optimizer": gather_optimizer(self.optimizer.optimizer),
             "best": self.best_weights,
         }
-        from_first(self.fabric, lambda: self._write(self.directory, parts))
+        from_first(self.fabric, lambda: self._write(directory, parts))
 
     def _write(self, directory: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -107,9 +108,10 @@ class Watchers(Watcher):
             watcher.round(entry)
 
     def stop(self) -> None:
-        """Tell each."""
-        for watcher in self.watchers:
-            watcher.stop()
+        """Tell each, even where one fails."""
+        with ExitStack() as told:
+            for watcher in reversed(self.watchers):
+                told.callback(watcher.stop)
 
     def of_refit(self) -> Watcher:
         """Those of each."""

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 from primal_attention.models.stacks import MODELS
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS
 from primal_attention.training.schedules import SCHEDULES
+from primal_attention.whole_files import UnreadableFileError
 
 PROTOCOLS = ("paper", "clean")
 OPTIMIZERS = ("radam", "adam", "adamw")
@@ -130,7 +131,7 @@ class Recipe:
         ours, theirs = (json.loads(each.to_json()) for each in (self, other))
         changed = [f"{key}={theirs[key]!r}" for key in ours if theirs[key] != ours[key]]
         if changed:
-            raise ValueError(
+            raise UnreadableFileError(
                 f"{place} holds a run of another recipe ({', '.join(changed)}); "
                 "choose another directory or remove it"
             )

@@ -25,7 +25,7 @@ from primal_attention.tasks import Task
 from primal_attention.training.checkpoint import fitting, read_checkpoint
 from primal_attention.training.devices import from_first
 from primal_attention.training.logs import MetricsFile, TensorBoard
-from primal_attention.training.loop import BEST, LAST, alone_in, train_alone
+from primal_attention.training.loop import BEST, alone_in, train_alone
 from primal_attention.training.progress import Outcome, Watcher, Watchers
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes import find_recipe
@@ -111,17 +111,6 @@ def read_recipe(directory: Path) -> Recipe | None:
         return None
     with _reading(path, "remove it, and its recipe is taken from the command"):
         return Recipe.from_json(path.read_text(encoding="utf-8"))
-
-
-def check_files(directory: Path, recipe: Recipe) -> None:
-    """Raise where a run of another recipe is there, or one with a damaged file."""
-    found = read_recipe(directory)
-    if found is not None:
-        recipe.check_same(found, directory)
-    if (directory / RESULT).exists():
-        read_outcome(directory)
-    elif (directory / LAST).exists():
-        read_checkpoint(directory / LAST)
 
 
 @contextmanager
