@@ -23,6 +23,7 @@ except ImportError:  # a system without locks of files
 
 _POLL = 0.01  # seconds between two looks at a lock that is waited for
 _READ_AT_ONCE = 1 << 20
+REMEDY = "take a copy of it, or remove it and run what wrote it again"
 
 
 class UnreadableFileError(ValueError):
@@ -87,6 +88,28 @@ def remove_unfinished(directory: Path) -> None:
                 left.unlink(missing_ok=True)
         except BlockingIOError:
             continue
+
+
+@contextmanager
+def fitting(path: Path, what: str) -> Iterator[None]:
+    """Name a file or folder that does not hold what is made of it."""
+    try:
+        yield
+    except UnreadableFileError:
+        raise
+    except KeyError as error:
+        raise UnreadableFileError(f"{path} is not {what}: it lacks {error}; {REMEDY}") from error
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UnreadableFileError(f"{path} is not {what}: {reason}; {REMEDY}") from error
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 def check_fit(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Raise unless the tensors are those of the model; of tied ones, one is enough."""
-    wanted = model.state_dict(keep_vars=True)
+    state = model.state_dict(keep_vars=True)
+    wanted = {name: each for name, each in state.items() if isinstance(each, Tensor)}
     unknown = sorted(tensors.keys() - wanted.keys())
     if unknown:
         raise ValueError(f"the model has no tensor {_shown(unknown)}")

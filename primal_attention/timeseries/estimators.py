@@ -29,7 +29,8 @@ from primal_attention.timeseries.parameters import (
     recipe_of,
 )
 from primal_attention.training import Recipe, launch, progress_bar, train
-from primal_attention.training.checkpoint import fitting, read_checkpoint, write_checkpoint
+from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+from primal_attention.whole_files import fitting
 
 
 class Estimator(Parameters, ABC):

@@ -9,20 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from primal_attention.whole_files import UnreadableFileError, replacing
+from primal_attention.whole_files import REMEDY, UnreadableFileError, replacing
 
 FORMAT = "primal-attention 2"
 _WITHOUT_CHECKSUM = "primal-attention 1"
 _KEYS = {FORMAT: {"format", "facts", "sha256"}, _WITHOUT_CHECKSUM: {"format", "facts"}}
-_REMEDY = "take a copy of it, or remove it and run what wrote it again"
 
 
 class Checkpoint(NamedTuple):
@@ -70,7 +68,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UnreadableFileError(
-            f"{path} is no safetensors file, or a damaged one ({error}); {_REMEDY}"
+            f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
         ) from error
     if metadata["format"] == _WITHOUT_CHECKSUM:
         logging.getLogger(__name__).warning(
@@ -79,30 +77,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             path,
         )
     elif metadata["sha256"] != _checksum(tensors, metadata["facts"]):
-        raise UnreadableFileError(f"{path} is damaged: its checksum is another; {_REMEDY}")
+        raise UnreadableFileError(f"{path} is damaged: its checksum is another; {REMEDY}")
     return Checkpoint(tensors, _facts(path, metadata["facts"]))
-
-
-@contextmanager
-def fitting(path: Path, what: str) -> Iterator[None]:
-    """Name a checkpoint whose facts or tensors are not those of what is made of it."""
-    try:
-        yield
-    except UnreadableFileError:
-        raise
-    except KeyError as error:
-        raise UnreadableFileError(f"{path} is not {what}: it lacks {error}; {_REMEDY}") from error
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UnreadableFileError(f"{path} is not {what}: {reason}; {_REMEDY}") from error
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
@@ -119,18 +95,18 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
     if found not in _KEYS:
         raise UnreadableFileError(
             f"{path} was not written by this library: its format is {found!r}, expected "
-            f"{FORMAT!r}; {_REMEDY}"
+            f"{FORMAT!r}; {REMEDY}"
         )
     if metadata.keys() != _KEYS[found]:
         keys = ", ".join(sorted(metadata))
-        raise UnreadableFileError(f"{path} is damaged: it says {keys} alone; {_REMEDY}")
+        raise UnreadableFileError(f"{path} is damaged: it says {keys} alone; {REMEDY}")
 
 
 def _facts(path: Path, text: str) -> dict[str, Any]:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableFileError(f"{path} has damaged facts ({error}); {_REMEDY}") from error
+        raise UnreadableFileError(f"{path} has damaged facts ({error}); {REMEDY}") from error
     if not isinstance(facts, dict):
-        raise UnreadableFileError(f"{path} has damaged facts: they are no object; {_REMEDY}")
+        raise UnreadableFileError(f"{path} has damaged facts: they are no object; {REMEDY}")
     return facts

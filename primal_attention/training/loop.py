@@ -23,7 +23,6 @@ from primal_attention.tasks import Cases, Task
 from primal_attention.training.building import build_model, build_optimizer
 from primal_attention.training.checkpoint import (
     Checkpoint,
-    fitting,
     read_checkpoint,
     write_checkpoint,
 )
@@ -47,7 +46,7 @@ from primal_attention.training.weights import (
     load_model,
     load_optimizer,
 )
-from primal_attention.whole_files import holding, remove_unfinished, writing_to
+from primal_attention.whole_files import fitting, holding, remove_unfinished, writing_to
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -26,11 +26,12 @@ from primal_attention.tasks.offline_rl import (
 )
 from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
 from primal_attention.training.building import trained_model
-from primal_attention.training.checkpoint import fitting, read_checkpoint, write_checkpoint
+from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
 from primal_attention.training.intervals import estimate
 from primal_attention.training.loop import BEST, LAST, device_name
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, key_of
+from primal_attention.whole_files import fitting
 
 Told: TypeAlias = Callable[[int], None]
 """Is called with the number of each step of the longest episode."""

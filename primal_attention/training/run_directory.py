@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from primal_attention.tasks import Task
-from primal_attention.training.checkpoint import fitting, read_checkpoint
+from primal_attention.training.checkpoint import read_checkpoint
 from primal_attention.training.devices import from_first
 from primal_attention.training.logs import MetricsFile, TensorBoard
 from primal_attention.training.loop import BEST, alone_in, train_alone

@@ -16,7 +16,7 @@ from torch import nn
 
 from primal_attention.tasks import Sizes
 from primal_attention.training.building import trained_model
-from primal_attention.training.checkpoint import fitting, read_checkpoint
+from primal_attention.training.checkpoint import read_checkpoint
 from primal_attention.training.loop import BEST
 from primal_attention.training.progress import Outcome
 from primal_attention.training.recipe import Recipe
@@ -24,6 +24,7 @@ from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import Row, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, read_outcome
 from primal_attention.training.tables import RESULTS, printed_in
+from primal_attention.whole_files import fitting
 
 _NOT_RECORDED = "not recorded"
 _FOLDERS_ABOVE = 6  # among which the results file of a run is looked for
