@@ -236,7 +236,7 @@ def _checked_files(folder: Path) -> list[Path]:
 
 
 def _check_checksums(folder: Path) -> None:
-    """Raise where a file is not the one that was saved; warn where none was saved with checksums."""
+    """Raise where a file is not the one that was saved; warn where there are no checksums."""
     path = folder / _CHECKSUMS
     if not path.is_file():
         logging.getLogger(__name__).warning(

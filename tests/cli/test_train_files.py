@@ -1,16 +1,15 @@
 """`primal train` on damaged, held or unwritable files: one line, exit code 2, nothing lost."""
 
-import os
-import signal
+import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from primal_attention.cli import train as train_module
 from primal_attention.training import Watcher
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+from primal_attention.whole_files import holding
 
 from .command import SMALL, TASK, sets, told, train
 
@@ -123,7 +122,7 @@ cli.main()
 """
 
 
-@pytest.mark.parametrize("limit", [100, 1_000, 20_000, 60_000])
+@pytest.mark.parametrize("limit", [100, 20_000])
 def test_a_disk_that_is_full(stopped, tmp_path, limit):
     """Files may have no more than so many bytes: the error of writing is as on a full disk."""
     before = files(tmp_path / "runs")
@@ -140,30 +139,36 @@ def test_a_disk_that_is_full(stopped, tmp_path, limit):
     assert train().exit_code == 0  # once there is room
 
 
-def test_a_second_process_is_told_who_trains_there(tmp_path):
-    """Until the first one ends, even by kill -9."""
-    run = [*ARGUMENTS, "--set", "epochs=100000"]
-    command = [sys.executable, "-m", "primal_attention.cli", *run]
-    first = subprocess.Popen(command)
-    try:
-        while not list((tmp_path / "runs").rglob("last.safetensors")):
-            assert first.poll() is None
-            time.sleep(0.05)
-        second = subprocess.run(command, capture_output=True, text=True)
-        assert second.returncode == 2
-        (line,) = second.stderr.splitlines()
-        assert f"is held by process {first.pid} on " in line
-        assert first.poll() is None
-    finally:
-        first.kill()
-        first.wait()
-    assert first.returncode == -signal.SIGKILL
-    third = subprocess.Popen(command)
-    (directory,) = (tmp_path / "runs" / TASK / "linear" / "clean").iterdir()
-    saved = (directory / "last.safetensors").stat().st_mtime_ns
-    while (directory / "last.safetensors").stat().st_mtime_ns == saved:  # it has gone on
-        assert third.poll() is None
-        time.sleep(0.05)
-    os.kill(third.pid, signal.SIGINT)
-    assert third.wait() == 130
-    assert not (directory / ".lock").exists()
+HOLDING = """
+import sys, time
+from pathlib import Path
+from primal_attention.whole_files import holding
+with holding(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("place", ["run", "results"])
+def test_a_process_is_told_who_writes_there_until_that_one_is_killed(stopped, tmp_path, place):
+    held = stopped if place == "run" else tmp_path / "runs" / "results.csv"
+    command = [sys.executable, "-c", HOLDING, held]
+    before = files(stopped)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "held\n"
+            if place == "run":
+                result = train("--quiet")
+                assert_refused(result, f"is held by process {other.pid} on {socket.gethostname()}")
+                assert len(result.stderr.splitlines()) == 1
+            else:
+                with pytest.raises(OSError, match=f"is held by process {other.pid} on "):
+                    with holding(held, wait=0.1):
+                        raise AssertionError
+        finally:
+            other.kill()
+    lock = stopped / ".lock" if place == "run" else tmp_path / "runs" / ".results.csv.lock"
+    assert {path: data for path, data in files(stopped).items() if path != lock} == before
+    assert lock.exists()  # as the killed process left it; it holds nothing
+    assert train("--quiet").exit_code == 0
+    assert not lock.exists()

@@ -64,7 +64,9 @@ def test_two_writers_lose_nothing(tmp_path):
 def test_a_foreign_file_is_refused(tmp_path):
     path = tmp_path / "results.csv"
     path.write_text("dataset,value\nToy,1\n")
-    with pytest.raises(ValueError, match=r"results\.csv is no whole file of results: it lacks the columns commit"):
+    with pytest.raises(
+        ValueError, match=r"results\.csv is no whole file of results: it lacks the columns commit"
+    ):
         read_rows(path)
 
 
