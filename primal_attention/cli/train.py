@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.runs import check_directory, check_model, load_task, recipe_of
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
-from primal_attention.training.devices import LostPeerError, from_first
+from primal_attention.training.devices import LostPeerError, from_first, with_peers
 from primal_attention.training.loop import BEST, LAST
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import add_rows, current_commit, read_rows, row_of
@@ -76,7 +76,7 @@ def register(program: "Typer") -> None:
         console = rich.console.Console(stderr=True, quiet=quiet or not fabric.is_global_zero)
         console.print(_where(directory), highlight=False, soft_wrap=True)
         watcher = Watcher() if quiet else progress_bar(console)
-        with resumable(directory, silent=not fabric.is_global_zero):
+        with resumable(directory, silent=not fabric.is_global_zero), with_peers(fabric):
             outcome = train_in(
                 directory, recipe, cases, fabric, watcher=watcher, save_every=save_every
             )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from primal_attention.whole_files import (
     fitting,
     replacing,
     write_text,
+    writing_to,
 )
 
 _CONFIG, _WEIGHTS, _DESCRIPTION = "config.json", "model.safetensors", f"{KEY}.json"
@@ -55,14 +57,15 @@ def save_patched(model: nn.Module, folder: str | Path) -> None:
     except TypeError as error:
         raise ValueError(f"an option of a patched layer is no JSON value: {error}") from error
     folder = Path(folder)
-    save_pretrained: Any = getattr(model, "save_pretrained", None)
-    if save_pretrained is not None:
-        note_in_config(model)
-        save_pretrained(folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        _save_tensors(model, folder / _WEIGHTS)
-        write_text(folder / _DESCRIPTION, text)
+    with _naming_place(folder):
+        save_pretrained: Any = getattr(model, "save_pretrained", None)
+        if save_pretrained is not None:
+            note_in_config(model)
+            save_pretrained(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            _save_tensors(model, folder / _WEIGHTS)
+            write_text(folder / _DESCRIPTION, text)
     write_text(
         folder / _CHECKSUMS,
         "".join(f"{checksum_of(path)}  {path.name}\n" for path in _checked_files(folder)),
@@ -229,6 +232,20 @@ def _damaged(path: Path, error: Exception) -> UnreadableFileError:
     return UnreadableFileError(
         f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
     )
+
+
+@contextmanager
+def _naming_place(folder: Path) -> Iterator[None]:
+    """Name the folder where safetensors cannot write, for instance on a full disk."""
+    _safetensors()
+    from safetensors import SafetensorError
+
+    try:
+        with writing_to(folder):
+            yield
+    except SafetensorError as error:
+        told = f"cannot write {folder}: {error}; free space or choose another place"
+        raise OSError(told) from error
 
 
 def _checked_files(folder: Path) -> list[Path]:

@@ -34,9 +34,11 @@ class Progress:
         if not -1 <= self.best < len(self.rounds):
             raise ValueError(f"round {self.best} of {len(self.rounds)} cannot be the best")
         for number, entry in enumerate(self.rounds):
-            for name, value in entry.items():
-                if not isinstance(value, int | float):
-                    raise ValueError(f"{name} of round {number} is {value!r}")
+            for name in {"epoch", "step", "valid_loss", *entry}:
+                if not isinstance(entry[name], int | float):
+                    raise ValueError(f"{name} of round {number} is {entry[name]!r}")
+        if not isinstance(self.seconds, int | float):
+            raise ValueError(f"seconds is {self.seconds!r}")
 
 
 @dataclass(frozen=True)

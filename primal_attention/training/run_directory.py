@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from primal_attention.tasks import Task
 from primal_attention.training.checkpoint import read_checkpoint
-from primal_attention.training.devices import from_first
+from primal_attention.training.devices import from_first, with_peers
 from primal_attention.training.logs import MetricsFile, TensorBoard
 from primal_attention.training.loop import BEST, alone_in, train_alone
 from primal_attention.training.progress import Outcome, Watcher, Watchers
@@ -57,7 +57,8 @@ def train_in(
         HeldError: Another process trains there.
         UnreadableFileError: A file of the run is damaged, or of something else.
     """
-    found = from_first(fabric, lambda: _outcome_in(directory, recipe))
+    with with_peers(fabric):
+        found = from_first(fabric, lambda: _outcome_in(directory, recipe))
     if found is not None:
         return found
     with alone_in(directory, fabric):
@@ -140,11 +141,12 @@ def _check(outcome: Outcome) -> None:
 
 
 def _outcome_in(directory: Path, recipe: Recipe) -> Outcome | None:
-    """The outcome that is there already, of the same recipe."""
+    """The outcome that is there already, of the same recipe; None where weights are missing."""
     found = read_recipe(directory)
     if found is not None:
         recipe.check_same(found, directory)
-    return read_outcome(directory) if (directory / RESULT).exists() else None
+    whole = (directory / RESULT).exists() and (directory / BEST).exists()
+    return read_outcome(directory) if whole else None
 
 
 def _begin(directory: Path, recipe: Recipe) -> Outcome | None:

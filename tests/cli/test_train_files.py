@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from primal_attention.cli import train as train_module
 from primal_attention.training import Watcher
@@ -91,6 +92,19 @@ def test_a_damaged_result(tmp_path, content):
     (directory / "result.json").unlink()
     assert train().exit_code == 0  # as the remedy says
     assert '"value"' in whole and (directory / "result.json").exists()
+
+
+def test_the_weights_of_a_run_that_is_over(tmp_path):
+    assert train().exit_code == 0
+    (directory,) = (tmp_path / "runs" / TASK / "linear" / "clean").iterdir()
+    whole = read_checkpoint(directory / "best.safetensors")
+    flip(directory / "best.safetensors")
+    assert_refused(train(), "best.safetensors is damaged", "remove it and run what wrote it again")
+    (directory / "best.safetensors").unlink()
+    assert train().exit_code == 0  # as the remedy says
+    again = read_checkpoint(directory / "best.safetensors")
+    assert again.facts == whole.facts
+    assert all(torch.equal(each, whole.tensors[name]) for name, each in again.tensors.items())
 
 
 def test_damaged_metrics_are_written_anew(stopped, tmp_path):

@@ -68,4 +68,6 @@ def test_killed_run_ends_as_if_it_had_not_been(tmp_path):
         ends = [read_checkpoint(run / name).tensors for run in (directory, tmp_path / "whole")]
         assert ends[0].keys() == ends[1].keys()
         assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
-    assert sorted(path.name for path in directory.rglob(".*")) == []  # no half-written file, no lock
+    assert (
+        sorted(path.name for path in directory.rglob(".*")) == []
+    )  # no half-written file, no lock
