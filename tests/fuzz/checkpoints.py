@@ -2,7 +2,7 @@
 
     python tests/fuzz/checkpoints.py [--files 800] [--seed 0]
 
-Bits are flipped, blocks zeroed or exchanged, ends cut off, headers changed. Each file must be refused
+Bits are flipped, blocks zeroed or exchanged, ends cut off, headers changed. Each is to be refused
 with a ValueError of one line that names it. Exits with 1 unless all are.
 """
 
