@@ -10,7 +10,7 @@ import torch
 from primal_attention.cli import train as train_module
 from primal_attention.training import Watcher
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
-from primal_attention.whole_files import holding
+from primal_attention.whole_files import HeldError, holding
 
 from .command import SMALL, TASK, sets, told, train
 
@@ -176,9 +176,9 @@ def test_a_process_is_told_who_writes_there_until_that_one_is_killed(stopped, tm
                 assert_refused(result, f"is held by process {other.pid} on {socket.gethostname()}")
                 assert len(result.stderr.splitlines()) == 1
             else:
-                with pytest.raises(OSError, match=f"is held by process {other.pid} on "):
-                    with holding(held, wait=0.1):
-                        raise AssertionError
+                refused = pytest.raises(HeldError, match=f"is held by process {other.pid} on ")
+                with refused, holding(held, wait=0.1):
+                    raise AssertionError
         finally:
             other.kill()
     lock = stopped / ".lock" if place == "run" else tmp_path / "runs" / ".results.csv.lock"

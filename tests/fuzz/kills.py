@@ -2,12 +2,12 @@
 
     python tests/fuzz/kills.py [--kills 20] [--a-run 4] [--seed 0] [--model primalformer]
 
-Each run trains JapaneseVowels (aeon has it in its package) with the KSVD objective, and then anew on
-the validation cases too. It is killed --a-run times, each time at a moment drawn uniformly over the
-length of an uninterrupted run, and started again in a new process. Then the rounds of metrics.csv
-must be the same bytes, result.json and results.csv the same but for the seconds, and every tensor of
-all checkpoints (weights, best weights, moments of the optimiser) the same bits. Exits with 1 on any
-difference.
+Each run trains JapaneseVowels (aeon has it in its package) with the KSVD objective, and then anew
+on the validation cases too. It is killed --a-run times, each time at a moment drawn uniformly over
+the length of an uninterrupted run, and started again in a new process. Then the rounds of
+metrics.csv must be the same bytes, result.json and results.csv the same but for the seconds, and
+every tensor of all checkpoints (weights, best weights, moments of the optimiser) the same bits.
+Exits with 1 on any difference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ PRELOADED = [
     *("primal_attention.cli.train", "lightning_fabric", "torch._dynamo"),
     *("torch.utils.tensorboard", "aeon.datasets"),
 ]
-SETTINGS = ("dim=32", "ffn_dim=64", "epochs=12", "patience=none", "refit=true", "eta=0.1")
+SETTINGS = (
+    *("dim=16", "num_heads=2", "ffn_dim=16", "attention.num_directions=5", "batch_size=64"),
+    *("epochs=10", "patience=none", "refit=true", "eta=0.1"),
+)
 
 
 def train(out: Path, model: str) -> None:
