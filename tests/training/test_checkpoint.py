@@ -87,8 +87,8 @@ def test_what_a_killed_writer_left_is_removed(tmp_path, what):
 
 def test_what_is_being_written_stays(tmp_path):
     with replacing(tmp_path / "last.txt") as temporary:
-        remove_unfinished(tmp_path)  # as a second run does that begins in the same folder
         temporary.write_text("whole")
+        remove_unfinished(tmp_path)  # as a second run does that begins in the same folder
     assert (tmp_path / "last.txt").read_text() == "whole"
 
 
