@@ -65,7 +65,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             _check_format(path, metadata)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Tensors of an open file are its pages, which another process may change.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UnreadableFileError(
             f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
