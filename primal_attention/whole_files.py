@@ -15,18 +15,32 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside a path that takes its place once it is whole and on the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
+        with writing(path):
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name a file or folder in what keeps it from being written, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        named = error.filename is not None and not str(error.filename).endswith(".unfinished")
+        if named or error.errno is None:
+            raise
+        message = f"{path} could not be written ({error.strerror}); make room, or write elsewhere"
+        raise OSError(error.errno, message) from error
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step."""
     with replacing(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

@@ -22,6 +22,9 @@ Series: TypeAlias = list[NDArray[np.floating[Any]]]
 """Cases, each [channels, length]; the lengths may differ, NaN is a missing value."""
 
 
+MOST_PADDED = 2**28  # values, of 4 bytes, that padding may make out of any number of them
+
+
 class LabelledSeries(NamedTuple):
     """Time series and the name of the class of each."""
 
@@ -66,16 +69,21 @@ class SeriesEncoding:
         mean, std = _observed_moments(np.concatenate(cases, axis=1))
         return cls(mean, std, max(case.shape[1] for case in cases))
 
-    def encode(self, series: Sequence[NDArray[Any]]) -> dict[str, Tensor]:
-        """The arguments of a model: ``x`` [B, N, C] and ``token_mask`` [B, N], true for tokens."""
-        cases = _checked(series, self.num_channels)
+    def encode(self, series: Sequence[NDArray[Any]], *, first: int = 0) -> dict[str, Tensor]:
+        """The arguments of a model: ``x`` [B, N, C] and ``token_mask`` [B, N], true for tokens.
+
+        Args:
+            series: The cases.
+            first: The number of the first of them, for messages.
+        """
+        cases = _checked(series, self.num_channels, first)
         lengths = np.array([case.shape[1] for case in cases], dtype=np.int64)
         token_mask = np.arange(self.num_tokens) < lengths[:, None]
         x = np.zeros((*token_mask.shape, self.num_channels), dtype=np.float32)
         if cases:
             with np.errstate(over="ignore"):  # told below
                 x[token_mask] = np.concatenate([self._tokens(case) for case in cases])
-        _check_finite(rearrange(x, "b n c -> b c n"))
+        _check_finite(rearrange(x, "b n c -> b c n"), first)
         return {"x": torch.from_numpy(x), "token_mask": torch.from_numpy(token_mask)}
 
     def _tokens(self, case: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -102,11 +110,11 @@ class SeriesEncoding:
 
 
 def _checked(
-    series: Sequence[NDArray[Any]], num_channels: int | None = None
+    series: Sequence[NDArray[Any]], num_channels: int | None = None, first: int = 0
 ) -> list[NDArray[np.float64]]:
     """The cases in float64, all with as many channels as told or as the first; none is empty."""
     cases = [np.asarray(case, dtype=np.float64) for case in series]
-    for index, case in enumerate(cases):
+    for index, case in enumerate(cases, first):
         num_channels = num_channels or len(np.atleast_1d(case))
         if case.ndim != 2 or case.shape[0] != num_channels:
             raise ValueError(
@@ -114,13 +122,13 @@ def _checked(
             )
         if case.size == 0:
             raise ValueError(f"case {index} is empty: its shape is {case.shape}")
-    _check_finite(cases)
+    _check_finite(cases, first)
     return cases
 
 
-def _check_finite(cases: Iterable[NDArray[np.floating[Any]]]) -> None:
+def _check_finite(cases: Iterable[NDArray[np.floating[Any]]], first: int = 0) -> None:
     """No value is infinite, or too large to be a float32 once it is standardised."""
-    for index, case in enumerate(cases):
+    for index, case in enumerate(cases, first):
         if (infinite := np.isinf(case)).any():
             channel = int(infinite.any(axis=1).argmax())
             raise ValueError(f"case {index}, channel {channel} has an infinite or too large value")
@@ -177,6 +185,8 @@ def series_task(
             train on all of it and validate on the test cases, as the paper does.
         seed: Of the split.
     """
+    for part in (train, test):
+        _check_padding(name, part, max(case.shape[-1] for case in train) if train else 0)
     names = np.unique(np.asarray(train_labels, dtype=np.str_))
     train_targets = _targets("train", train, train_labels, names)
     test_targets = _targets("test", test, test_labels, names)
@@ -197,6 +207,17 @@ def series_task(
         labels=tuple(names.tolist()),
         encoding=encoding,
     )
+
+
+def _check_padding(name: str, series: Series, num_tokens: int) -> None:
+    """Raise where a few long cases make padding of nearly everything, and large."""
+    values = sum(case.size for case in series)
+    padded = sum(len(case) for case in series) * num_tokens
+    if padded > MOST_PADDED and padded > 100 * values:
+        raise ValueError(
+            f"{name}: its cases have up to {num_tokens} time steps, and {values} values in all; "
+            f"padded to one length they take {padded * 4 >> 30} GiB. Cut or remove the longest ones"
+        )
 
 
 def _split(targets: NDArray[np.int64], valid: float | Literal["test"], seed: int) -> Split:
