@@ -11,7 +11,7 @@ _LONGEST = 300  # characters of a reason
 
 
 @contextmanager
-def reading(path: Path, kind: str, remedy: str) -> Iterator[None]:
+def reading(path: Path | str, kind: str, remedy: str) -> Iterator[None]:
     """Raise a ValueError that names the file for all that its content makes go wrong.
 
     Parsers fail on foreign bytes in ways of their own (EOFError, MemoryError, struct.error, ...),

@@ -47,7 +47,7 @@ def register(program: "Typer") -> None:
         with naming("--out"):
             _check_folder(out)
         console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
-        probabilities = torch.cat(list(_probabilities(trained, encoding, series, console)))
+        probabilities = torch.cat(list(_probabilities(trained, encoding, file, series, console)))
         with naming("--out"):
             write_text(out, _to_csv(trained.labels, probabilities))
         console.print(f"{out}: {len(probabilities)} cases, {len(trained.labels)} classes")
@@ -105,14 +105,14 @@ def _labelled(lines: list[str]) -> Iterator[str]:
 
 
 def _probabilities(
-    trained: Trained, encoding: SeriesEncoding, series: Series, console: Any
+    trained: Trained, encoding: SeriesEncoding, file: Path, series: Series, console: Any
 ) -> Iterator[Tensor]:
     """Those of each class [B, classes], for a few cases at a time: padding takes memory."""
     from rich.progress import track
 
     starts = range(0, len(series), _BATCH_SIZE)
     for start in track(starts, "predicting", transient=True, console=console):
-        with naming("FILE"):
+        with naming("FILE"), reading(file, "a file for this model", "give one of such series"):
             batch = encoding.encode(series[start : start + _BATCH_SIZE], first=start)
         with torch.no_grad():
             yield trained.model(**batch).double().softmax(-1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from einops import rearrange
 from numpy.typing import NDArray
 from torch import Tensor
 
+from primal_attention.foreign_files import reading
 from primal_attention.tasks.splits import Split, stratified_split
 from primal_attention.tasks.task import CLASSIFICATION, Cases, Sizes, Task
 
@@ -170,6 +172,7 @@ def series_task(
     *,
     valid: float | Literal["test"],
     seed: int,
+    origin: str | None = None,
 ) -> Task:
     """Classification of time series.
 
@@ -184,39 +187,51 @@ def series_task(
         valid: The fraction of the training part to validate on, taken class by class; or ``test``:
             train on all of it and validate on the test cases, as the paper does.
         seed: Of the split.
+        origin: The file or folder of the series, for messages; the name of the task unless told.
     """
-    for part in (train, test):
-        _check_padding(name, part, max(case.shape[-1] for case in train) if train else 0)
     names = np.unique(np.asarray(train_labels, dtype=np.str_))
-    train_targets = _targets("train", train, train_labels, names)
-    test_targets = _targets("test", test, test_labels, names)
+    wrong = partial(reading, origin or name, "a data set to learn from", "mend or remove the cases")
+    with wrong():
+        train_targets = _targets("train", train, train_labels, names)
+        test_targets = _targets("test", test, test_labels, names)
     kept, held_out = _split(train_targets, valid, seed)
-    encoding = SeriesEncoding.fit([train[i] for i in kept])
-
-    def cases(series: Series, targets: NDArray[np.int64], part: NDArray[np.int64]) -> Cases:
-        return Cases(encoding.encode([series[i] for i in part]), torch.from_numpy(targets[part]))
-
-    test_cases = cases(test, test_targets, np.arange(len(test)))
+    with wrong():
+        encoding = SeriesEncoding.fit([train[i] for i in kept])
+        parts = [
+            (train, train_targets, kept),
+            (train, train_targets, held_out),
+            (test, test_targets, np.arange(len(test))),
+        ]
+        train_cases, valid_cases, test_cases = (_cases(encoding, *part) for part in parts)
     return Task(
         name,
         CLASSIFICATION,
         Sizes(encoding.num_tokens, len(names), num_channels=encoding.num_channels),
-        train=cases(train, train_targets, kept),
-        valid=test_cases if valid == "test" else cases(train, train_targets, held_out),
+        train=train_cases,
+        valid=test_cases if valid == "test" else valid_cases,
         test=test_cases,
         labels=tuple(names.tolist()),
         encoding=encoding,
     )
 
 
-def _check_padding(name: str, series: Series, num_tokens: int) -> None:
+def _cases(
+    encoding: SeriesEncoding, series: Series, targets: NDArray[np.int64], part: NDArray[np.int64]
+) -> Cases:
+    """Some of the series, as a model is called with them."""
+    chosen = [series[i] for i in part]
+    _check_padding(chosen, encoding.num_tokens)
+    return Cases(encoding.encode(chosen), torch.from_numpy(targets[part]))
+
+
+def _check_padding(series: Series, num_tokens: int) -> None:
     """Raise where a few long cases make padding of nearly everything, and large."""
     values = sum(case.size for case in series)
     padded = sum(len(case) for case in series) * num_tokens
     if padded > MOST_PADDED and padded > 100 * values:
         raise ValueError(
-            f"{name}: its cases have up to {num_tokens} time steps, and {values} values in all; "
-            f"padded to one length they take {padded * 4 >> 30} GiB. Cut or remove the longest ones"
+            f"its cases have up to {num_tokens} time steps, and {values} values in all; padded to "
+            f"one length they take {padded * 4 >> 30} GiB"
         )
 
 

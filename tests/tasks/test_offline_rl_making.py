@@ -134,7 +134,7 @@ def test_policies_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match="draws no random actions"):
         silent.act(np.zeros(11), 0, np.random.default_rng(0), "sampled")
     (tmp_path / "c" / "Hopper-sac.npz").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="not the file of a policy"):
+    with pytest.raises(ValueError, match=r"sac.npz is not a policy of Hopper"):
         make_set(NAME, tmp_path / "c", tmp_path / "out")
     with pytest.raises(ValueError, match="transitions"):
         make_set(NAME, tmp_path / "a", tmp_path / "out", transitions=0)

@@ -9,7 +9,6 @@ import io
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ def _in_threads(work: Callable[[int], object], count: int) -> None:
 def _opened(encoded: Encoded, place: int) -> Any:
     """A picture in colour."""
     data = encoded.read(place)
-    name, remedy = Path(encoded.name(place)), "get it anew, or remove it"
+    name, remedy = encoded.name(place), "get it anew, or remove it"
     with (
         reading(name, "a whole picture", remedy),
         _pillow().open(io.BytesIO(data), formats=FORMATS) as image,

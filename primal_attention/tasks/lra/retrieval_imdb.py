@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.foreign_files import read_text
+from primal_attention.foreign_files import read_text, reading
 from primal_attention.tasks.lra.byte_tokens import byte_tokens
 from primal_attention.tasks.lra.cache import PartSizes, Prepared
 from primal_attention.tasks.lra.imdb import LABELS, reviews
@@ -44,7 +44,8 @@ def read_retrieval_imdb(folder: Path, *, sizes: PartSizes = SIZES, seed: int = 0
     train, valid = _films_apart(train, rng)
     parts = (train, valid, test)
     first_rows = np.cumsum([0, len(train), len(valid)])
-    drawn = [_pairs(part, size, rng) for part, size in zip(parts, sizes, strict=True)]
+    with reading(folder, "enough to draw pairs from", "get it whole, or ask for smaller sizes"):
+        drawn = [_pairs(part, size, rng) for part, size in zip(parts, sizes, strict=True)]
     pairs = np.concatenate([each + row for (each, _), row in zip(drawn, first_rows, strict=True)])
     used, pairs = np.unique(pairs, return_inverse=True)
     texts = [review.text for part in parts for review in part]

@@ -56,7 +56,7 @@ def lra_task(
         raise ValueError(f"protocol must be one of {known}, got {protocol!r}")
     rules, prepared = LRA_PROTOCOLS[protocol], load_lra(name, folder)
     vocab_size = LISTOPS_VOCAB_SIZE if name == "listops" else VOCAB_SIZE
-    with reading(find_lra(name, folder) or Path(), f"a file of {name!r}", "make or get it anew"):
+    with reading(str(find_lra(name, folder)), f"a file of {name!r}", "make or get it anew"):
         _check_symbols(prepared, len(LABELS[name]), vocab_size)
     train, valid, test = _parts(prepared, rules, seed)
     test_cases = _cases(prepared, test, rules)
