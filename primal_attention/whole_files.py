@@ -31,10 +31,11 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         named = error.filename is not None and not str(error.filename).endswith(".unfinished")
-        if named or error.errno is None:
+        if named:
             raise
-        message = f"{path} could not be written ({error.strerror}); make room, or write elsewhere"
-        raise OSError(error.errno, message) from error
+        reason = error.strerror or " ".join(str(error).split())
+        message = f"{path} could not be written ({reason}); make room, or write elsewhere"
+        raise (OSError(error.errno, message) if error.errno else OSError(message)) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,6 +1,6 @@
 """Read mutated files, and count the ends that should not be.
 
-    python tests/fuzz/files.py --cases 3000 --seed 0
+    python tests/fuzz/files.py --cases 3000 --seed 0      # by hand, 10 minutes
 
 Each case takes the whole files of a reader, damages one of them and reads them in a process of its
 own, within 4 GiB and 5 seconds. It may end well, for not all damage can be seen, or with an error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,7 @@ def write_minari(folder: Path, name: str, found: Trajectories, simulator: Any) -
     try:
         with writing(path):
             (incoming / "data").mkdir(parents=True)
+            _take_room(incoming / "room", found)
             storage = package("minari.dataset.minari_storage").MinariStorage.new(
                 incoming / "data",
                 simulator.observation_space,
@@ -121,6 +123,20 @@ def write_minari(folder: Path, name: str, found: Trajectories, simulator: Any) -
         for left in (incoming, outgoing):
             shutil.rmtree(left, ignore_errors=True)
     return path
+
+
+def _take_room(path: Path, found: Trajectories) -> None:
+    """Raise where there is no room for the data, by taking it and giving it back.
+
+    A file of hdf5 that runs out of room is not closed without a traceback for each of its objects.
+    """
+    arrays = (found.states, found.actions, found.rewards)
+    numbers = sum(each.size for each in arrays)
+    with path.open("wb") as file:
+        file.write(bytes(8 * numbers + 2**15 * (len(found) + 2)))
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
 
 
 def _metadata(name: str, found: Trajectories, simulator: Any) -> dict[str, Any]:
