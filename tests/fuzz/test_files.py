@@ -9,6 +9,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("files.py")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="its limits are those of Linux")
 def test_mutated_files_are_refused_with_their_names():
     command = [sys.executable, str(SCRIPT), "--cases", "60", "--seed", "0"]
