@@ -79,11 +79,11 @@ def _check_symbols(prepared: Prepared, num_classes: int, vocab_size: int) -> Non
     """Raise where a token or a target is none of the task's, or a part to learn from is empty."""
     if not (prepared.sizes.train and prepared.sizes.test and prepared.tokens.shape[1]):
         raise ValueError(f"its parts have {list(prepared.sizes)} cases")
-    if prepared.targets.max() >= num_classes or prepared.tokens.max() >= vocab_size:
-        raise ValueError(
-            f"its targets go up to {prepared.targets.max()} of {num_classes} classes, its tokens "
-            f"up to {prepared.tokens.max()} of {vocab_size} symbols"
-        )
+    if (found := prepared.targets.max()) >= num_classes:
+        raise ValueError(f"its targets go up to {found}, there are {num_classes} classes")
+    # a byte fits into a larger vocabulary, and the largest tasks take long to look through
+    if vocab_size < 256 and (found := prepared.tokens.max()) >= vocab_size:
+        raise ValueError(f"its tokens go up to {found}, there are {vocab_size} symbols")
 
 
 def _parts(prepared: Prepared, rules: LraProtocol, seed: int) -> tuple[Indices, Indices, Indices]:
