@@ -23,6 +23,7 @@ from primal_attention.whole_files import replacing
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # bytes
+_LAST_CHARACTER, _SURROGATE = 0x10FFFF, 0xD800 >> 11
 _PIECE = 2**20  # bytes that are unpacked at a time
 _ALWAYS, _TIMES = 2**28, 32  # bytes that any file may unpack to, and times the size of a large one
 
@@ -196,6 +197,8 @@ def _shaped(flat: NDArray[Any], header: Header) -> NDArray[Any]:
     """The array of its values; each of them is one that its type can have."""
     if header.dtype.kind == "b" and (flat.view(np.uint8) > 1).any():
         raise ValueError("it has a value that is neither true nor false")
-    if header.dtype.kind == "U" and flat.size:
-        flat.tolist()  # raises where a number is no character
+    if header.dtype.kind == "U" and flat.nbytes:
+        characters = flat.view(np.dtype("u4").newbyteorder(header.dtype.byteorder))
+        if (characters > _LAST_CHARACTER).any() or (characters >> 11 == _SURROGATE).any():
+            raise ValueError("it has a text of numbers that are no characters")
     return flat.reshape(header.shape, order="F" if header.in_columns else "C")

@@ -63,6 +63,8 @@ ARRAYS = [
     np.asfortranarray(np.arange(6, dtype=np.int64).reshape(2, 3)),
     np.array(["é", "ab"]),
     np.array("text"),
+    np.array(["é\U0010ffff", ""], dtype=">U3"),
+    np.array(""),
     np.array([True, False]),
     np.zeros((0, 3), np.uint8),
     np.float16(3),
@@ -106,7 +108,9 @@ def test_what_is_read_is_what_was_written(tmp_path, array):
         (npy(descr="'<U1000000000'"), "objects or others"),
         (npy(descr="'<c8'"), "only numbers and text"),
         (npy(descr="'|b1'", shape="(24,)", content=b"\2" * 24), "neither true nor false"),
-        (npy(descr="'<U1'", shape="(6,)", content=b"\xff" * 24), ""),
+        (npy(descr="'<U1'", shape="(6,)", content=b"\xff" * 24), "no characters"),
+        (npy(descr="'<U2'", shape="(3,)", content=b"\0\0\x11\0" * 6), "no characters"),
+        (npy(descr="'>U6'", shape="()", content=b"\0\0\xdf\xff" * 6), "no characters"),
         (npy(head="[1, 2]"), "does not describe"),
         (npy(head="{}"), "does not describe"),
         (npy(version=9), "another file"),
@@ -115,7 +119,7 @@ def test_what_is_read_is_what_was_written(tmp_path, array):
         (npy() + b"\0", "and 25 are there"),
         (npy()[:40], "takes .* bytes itself"),
     ],
-    ids=range(27),
+    ids=range(29),
 )
 def test_damaged_arrays_are_refused(tmp_path, content, message):
     refused(read_npy, tmp_path / "a.npy", content, message)
