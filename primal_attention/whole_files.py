@@ -30,6 +30,10 @@ class UnreadableFileError(ValueError):
     """A file is damaged, foreign or does not fit; the message names it and says what to do."""
 
 
+class WriteError(OSError):
+    """A file or folder cannot be written, for instance on a full disk; the message names it."""
+
+
 class HeldError(OSError):
     """Another process holds what this one would write to; the message says which."""
 
@@ -42,7 +46,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        with writing_to(path, temporary), _locked(temporary):
+        with writing_to(path), _locked(temporary):
             yield temporary
             with temporary.open("rb") as written:
                 os.fsync(written.fileno())
@@ -53,14 +57,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing_to(path: Path, *files: Path) -> Iterator[None]:
-    """Name a place in errors of writing that name no file, or one of these."""
+    """Name a place in errors of writing that name no file, a temporary one, or one of these."""
     try:
         yield
+    except WriteError:
+        raise
     except OSError as error:
-        if error.errno is None or error.filename not in (None, *map(str, files)):
+        name = None if error.filename is None else str(error.filename)
+        if name is not None and name not in map(str, files) and not name.endswith(".unfinished"):
             raise
-        told = f"cannot write {path}: {error.strerror}; free space or choose another place"
-        raise type(error)(told) from error
+        reason = error.strerror or " ".join(str(error).split())
+        told = WriteError(f"cannot write {path}: {reason}; free space or choose another place")
+        told.errno = error.errno
+        raise told from error
 
 
 def write_text(path: Path, text: str) -> None:
