@@ -334,7 +334,10 @@ class PrimalAttention(KSVDLayer):
         )
 
     def _output(self, run: Pass, tokens: Tokens) -> Tensor:
-        out = run.out
+        unused = {"both": None, "e": "w_r", "r": "w_e"}[self.scores]
+        out = self.with_zero_gradients(
+            run.out, getattr(self, unused, None) if unused is not None else None
+        )
         if self.features.has_modules:  # whose features, and so the outputs, have at least float32
             out = out.to(tokens.x.dtype)
         if isinstance(run.sums, Scored):

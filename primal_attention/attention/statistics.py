@@ -5,7 +5,7 @@ Letters: B batch, H heads, P feature dim, S directions, M landmarks.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -101,11 +101,37 @@ def ksvd_statistics(
     )
 
 
+class _WithZeroGradients(torch.autograd.Function):
+    """The first tensor as it is, in whose graph the others stand with their derivative, zero."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(out: Tensor, *parameters: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.parameters = [(p.shape, p.dtype, p.device) for p in inputs[1:]]
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, ...]:
+        d_out = d_outputs[0]
+        zeros = (d_out.new_zeros(s, dtype=d, device=at) for s, d, at in ctx.parameters)
+        return d_out, *zeros
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return tangents[0].view_as(tangents[0])
+
+
 class KSVDLayer(nn.Module):
     """A layer with singular directions: it owns Lambda and keeps the statistics of training passes.
 
-    Lambda appears in the objectives alone, never in the outputs. The latest pass is kept; all of
-    them while ``keep_all_runs`` is set, which is for ``record_ksvd`` to do. A pass that activation
+    Lambda acts on the objectives alone. The outputs of a training pass have it in their graph all
+    the same, with the gradient zero: optimisers, gradient clipping and distributed data parallelism
+    meet no parameter without a gradient. The latest pass is kept; all of them while
+    ``keep_all_runs`` is set, which is for ``record_ksvd`` to do. A pass that activation
     checkpointing repeats during the backward pass is no new one and is not kept.
     """
 
@@ -137,6 +163,19 @@ class KSVDLayer(nn.Module):
     def reset_lambda(self) -> None:
         """Draw Lambda uniformly in (0, 1), as released."""
         self.lambda_diag = torch.rand_like(self.raw_lambda)
+
+    def with_zero_gradients(self, out: Tensor, *unused: Tensor | None) -> Tensor:
+        """The outputs of a training pass, in whose graph Lambda and other unused parameters are.
+
+        A compiled pass needs nothing: the statistics are outputs of its graph too.
+        """
+        if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+            return out
+        parameters = [p for p in (self.raw_lambda, *unused) if p is not None and p.requires_grad]
+        if not parameters:
+            return out
+        with_parameters: Tensor = _WithZeroGradients.apply(out, *parameters)  # type: ignore[no-untyped-call]
+        return with_parameters
 
     def record(self, statistics: KSVDStatistics) -> None:
         """Keep the statistics of the current forward pass."""
