@@ -38,8 +38,9 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
               unexplained, mean over heads, sequences and layers. Its minimiser is the truncated
               SVD; that of the others need not be.
 
-    A layer keeps its latest training pass; inside ``with record_ksvd(model):`` all passes are kept
-    and their sequences averaged over.
+    A layer keeps its latest training pass in each thread, and the objective is of the passes that
+    the calling thread has run; inside ``with record_ksvd(model):`` all passes are kept and their
+    sequences averaged over.
     """
     check_choice("objective", objective, _OBJECTIVES)
     layers = [layer for layer in model.modules() if isinstance(layer, KSVDLayer)]
@@ -48,8 +49,8 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
     runs = [layer.ksvd_runs for layer in layers if layer.ksvd_runs]
     if not runs:
         raise RuntimeError(
-            "ksvd_loss: no Primal layer has run in training mode; call model.train() and the "
-            "forward pass first"
+            "ksvd_loss: no Primal layer has run in training mode in this thread; call "
+            "model.train() and the forward pass first"
         )
     if not all(run.with_gradients for layer_runs in runs for run in layer_runs):
         raise RuntimeError(
@@ -65,23 +66,20 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
 
 @contextmanager
 def record_ksvd(model: nn.Module) -> Iterator[None]:
-    """Keep every training pass of each Primal layer, not only the latest.
+    """Keep every training pass of each Primal layer that this thread runs, not only the latest.
 
     For layers that run more than once in a step: two towers, shared layers. The passes stay kept
     after the block, until the layer next runs. Entering the block lets go of what was kept before,
     and so of the last step's graph: a step that is captured as a CUDA graph has to begin with it.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, KSVDLayer)]
-    before = [layer.keep_all_runs for layer in layers]
-    for layer in layers:
-        if not layer.keep_all_runs:  # else an outer block is keeping them
-            layer.ksvd_runs = []
-        layer.keep_all_runs = True
+    kept = [layer.passes for layer in model.modules() if isinstance(layer, KSVDLayer)]
+    for passes in kept:
+        passes.open_block()
     try:
         yield
     finally:
-        for layer, keep in zip(layers, before, strict=True):
-            layer.keep_all_runs = keep
+        for passes in kept:
+            passes.close_block()
 
 
 def _zero(runs: list[KSVDStatistics]) -> Tensor:

@@ -5,6 +5,7 @@ Letters: B batch, H heads, P feature dim, S directions, M landmarks.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -101,6 +102,41 @@ def ksvd_statistics(
     )
 
 
+class Passes:
+    """The training passes of one layer that one thread keeps."""
+
+    def __init__(self) -> None:
+        self.runs: list[KSVDStatistics] = []
+        self.blocks = 0  # how many blocks are open that keep all passes
+
+    def keep(self, run: KSVDStatistics) -> None:
+        """Keep a pass: the latest alone, or all that run inside a block."""
+        self.runs = [*self.runs, run] if self.blocks else [run]
+
+    def open_block(self) -> None:
+        """Keep all passes from here on; those from before the outermost block are let go."""
+        if not self.blocks:
+            self.runs = []
+        self.blocks += 1
+
+    def close_block(self) -> None:
+        """The end of a block, after which its passes stay kept until the layer next runs."""
+        self.blocks -= 1
+
+
+class _OfThread(threading.local):
+    """The passes of the calling thread.
+
+    They belong to a running graph: a copied or pickled layer starts without them.
+    """
+
+    def __init__(self) -> None:
+        self.passes = Passes()
+
+    def __reduce__(self) -> tuple[type[_OfThread], tuple[()]]:
+        return _OfThread, ()
+
+
 class _WithZeroGradients(torch.autograd.Function):
     """The first tensor as it is, in whose graph the others stand with their derivative, zero."""
 
@@ -130,17 +166,26 @@ class KSVDLayer(nn.Module):
 
     Lambda acts on the objectives alone. The outputs of a training pass have it in their graph all
     the same, with the gradient zero: optimisers, gradient clipping and distributed data parallelism
-    meet no parameter without a gradient. The latest pass is kept; all of them while
-    ``keep_all_runs`` is set, which is for ``record_ksvd`` to do. A pass that activation
-    checkpointing repeats during the backward pass is no new one and is not kept.
+    meet no parameter without a gradient. Each thread keeps its latest pass; all of them inside
+    ``record_ksvd``. A pass that activation checkpointing repeats during the backward pass is no new
+    one and is not kept.
     """
 
     def __init__(self, num_heads: int, num_directions: int) -> None:
         super().__init__()
         self.num_heads, self.num_directions = num_heads, num_directions
         self.raw_lambda = nn.Parameter(torch.empty(num_heads, num_directions))
-        self.ksvd_runs: list[KSVDStatistics] = []
-        self.keep_all_runs = False
+        self._of_thread = _OfThread()
+
+    @property
+    def ksvd_runs(self) -> list[KSVDStatistics]:
+        """The training passes that this thread has run and keeps."""
+        return self.passes.runs
+
+    @property
+    def passes(self) -> Passes:
+        """Those of this thread."""
+        return self._of_thread.passes
 
     @property
     def lambda_diag(self) -> Tensor:
@@ -181,8 +226,4 @@ class KSVDLayer(nn.Module):
         """Keep the statistics of the current forward pass."""
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return
-        self.ksvd_runs = [*self.ksvd_runs, statistics] if self.keep_all_runs else [statistics]
-
-    def __getstate__(self) -> dict[str, object]:
-        # Statistics belong to a running graph: a copied or pickled layer starts without them.
-        return {**self.__dict__, "ksvd_runs": [], "keep_all_runs": False}
+        self.passes.keep(statistics)
