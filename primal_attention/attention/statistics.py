@@ -58,16 +58,30 @@ class KSVDStatistics(NamedTuple):
     averaged: bool  # J averages over tokens (dual weights) instead of summing
     with_gradients: bool  # taken with gradients enabled
     half: bool = False  # tokens of half precision are behind the Gram matrices
+    differentiated: bool = False  # by a backward pass that freed the graph; only values are left
 
     @property
     def grams(self) -> Grams:
         """Of this pass; made anew each time where they are not at hand."""
         return self.sums if isinstance(self.sums, Grams) else self.sums.grams()
 
+    def without_graph(self) -> KSVDStatistics:
+        """The values alone, once the graph of the pass is used up."""
+        return KSVDStatistics(*map(_detached, self))._replace(differentiated=True)
+
     @property
     def x_sampled(self) -> Tensor | None:
         """F_X [B, H, M, P]; None where it is the identity."""
         return ProjectionWeights(self.w_e_given_x, self.w_r_given_x, self.landmarks).x_sampled
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if not isinstance(value, tuple):
+        return value
+    items = map(_detached, value)
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
 
 
 def ksvd_statistics(
@@ -112,6 +126,11 @@ class Passes:
     def keep(self, run: KSVDStatistics) -> None:
         """Keep a pass: the latest alone, or all that run inside a block."""
         self.runs = [*self.runs, run] if self.blocks else [run]
+
+    def let_go(self, runs: list[KSVDStatistics]) -> None:
+        """Let go of the graph of these passes, where they are still those that are kept."""
+        if self.runs is runs:
+            self.runs = [run.without_graph() for run in runs]
 
     def open_block(self) -> None:
         """Keep all passes from here on; those from before the outermost block are let go."""

@@ -1,8 +1,10 @@
 """Which forward passes an objective is made of: the layers of a model, record_ksvd, the latest."""
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -273,3 +275,53 @@ def test_a_thread_that_ran_no_layer_has_no_objective():
 
     in_threads(job)
     assert len(layer.ksvd_runs) == 1
+
+
+class Behind(torch.autograd.Function):
+    """A node of the graph that owns an object, which lives as long as the graph."""
+
+    @staticmethod
+    def forward(ctx, x, owned):
+        ctx.owned = owned
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d_x):
+        return d_x, None
+
+
+class Owned:
+    pass
+
+
+@objectives
+@kinds
+def test_a_backward_pass_lets_go_of_the_graph_that_it_used_up(kind, objective):
+    model, inputs, owned = Stack(kind), make_inputs(kind), Owned()
+    alive = weakref.ref(owned)
+    y = inputs._replace(x=Behind.apply(inputs.x, owned)).run(model)
+    del owned
+    loss = loss_of(model, objective)
+    value = loss.detach()
+    (y.mean() + loss).backward(retain_graph=True)
+    (y.mean() + loss_of(model, objective)).backward()
+    del y, loss
+    gc.collect()
+    assert alive() is None
+    again = loss_of(model, objective)
+    assert_near(again.detach(), value)
+    with pytest.raises(RuntimeError, match="used up the graph"):
+        again.backward()
+    with torch.no_grad():
+        assert_near(loss_of(model, objective), value)
+    inputs.run(model)
+    loss_of(model, objective).backward()
+
+
+def test_a_newer_pass_is_not_let_go_by_the_backward_pass_of_an_older_one():
+    layer, first, second = make_layer("sampled"), make_inputs(seed=0), make_inputs(seed=1)
+    first.run(layer)
+    loss = loss_of(layer, "released")
+    second.run(layer)
+    loss.backward()
+    loss_of(layer, "released").backward()
