@@ -12,6 +12,7 @@ from einops import einsum
 from torch import Tensor
 
 from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.packing import outputs_of
 from primal_attention.attention.qkv import DecodingAttention
 from primal_attention.ops.chunks import masked
 from primal_attention.ops.moment import moment
@@ -70,9 +71,9 @@ class FlowAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> FlowState:
         """The state before the first token."""
         self._check_causal()
-        weight, H, C = self.q_proj.weight, self.num_heads, self.head_dim
-        dtype = accumulation_dtype(weight.dtype)
-        kv = torch.zeros(batch_size, H, C, C, dtype=dtype, device=weight.device)
+        like, H, C = outputs_of(self.q_proj), self.num_heads, self.head_dim
+        dtype = accumulation_dtype(like.dtype)
+        kv = torch.zeros(batch_size, H, C, C, dtype=dtype, device=like.device)
         vector, number = kv[..., 0], kv[..., 0, 0]
         return FlowState(vector, vector, vector, vector, number, kv, number[:, 0])
 

@@ -21,6 +21,7 @@ from primal_attention.attention.masks import Tokens, real_tokens
 from primal_attention.attention.mechanism import Mechanism
 from primal_attention.attention.options import check_sizes
 from primal_attention.attention.order import Order, take, token_order
+from primal_attention.attention.packing import outputs_of
 from primal_attention.attention.qkv import DecodingAttention
 from primal_attention.attention.softmax import softmax_attention
 from primal_attention.precision import accumulate
@@ -123,8 +124,8 @@ class LongformerAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> WindowCache:
         """An empty cache."""
         self._check_causal()
-        weight = accumulate(self.k_proj.weight)
-        like = weight.new_empty(batch_size, 0, self.num_heads, self.head_dim)
+        like = accumulate(outputs_of(self.k_proj))
+        like = like.new_empty(batch_size, 0, self.num_heads, self.head_dim)
         return self._empty_cache(like)
 
     def extend(

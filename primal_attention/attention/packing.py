@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as of_all_modules
 
 from primal_attention.ops.column_sum import linear
 from primal_attention.ops.products import is_large_on_cpu
 
 _MANY = 1 << 24  # multiplications of one projection
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # others have arithmetic of their own
 
 
 class PackedProjection(NamedTuple):
@@ -118,7 +119,36 @@ def _alike(weights: list[Tensor]) -> bool:
 
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether it is nn.Linear itself, and calling it does nothing else."""
-    if type(module) is not nn.Linear or "forward" in vars(module):
-        return False
-    return not any(getattr(module, name) for name in _HOOKS)
+    """Whether it is nn.Linear itself, and calling it does nothing else.
+
+    Adapters, quantisation and parametrisation make another class of it, or its weight of another
+    kind; offloading replaces its ``forward``.
+    """
+    plain = type(module) is nn.Linear and has_plain_call(module)
+    return plain and type(module.weight) in _PLAIN_TENSORS
+
+
+def has_plain_call(module: nn.Module) -> bool:
+    """Whether a call of the module is the forward pass of its class and nothing else."""
+    return (
+        not (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+        )
+        and "forward" not in module.__dict__
+        and not of_all_modules._has_any_global_hook()  # type: ignore[no-untyped-call]
+    )
+
+
+def outputs_of(projection: nn.Module) -> Tensor:
+    """An empty tensor of the dtype of a projection, on the device where it runs."""
+    weight: Any = getattr(projection, "weight", None)
+    if not isinstance(weight, Tensor):  # a method after quantisation, none in a module of its own
+        tensors = (*projection.parameters(), *projection.buffers())
+        weight = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+    dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
+    hook = getattr(projection, "_hf_hook", None)  # accelerate, whose weights may be elsewhere
+    device = getattr(hook, "execution_device", None)
+    return torch.empty(0, dtype=dtype, device=weight.device if device is None else device)

@@ -5,6 +5,7 @@ Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from torch import Tensor
@@ -39,6 +40,7 @@ class Parts(NamedTuple):
     score_maps: tuple[Tensor | None, Tensor | None]  # C_e, C_r [S, C]; None where not output
     bias: Tensor | None  # [C]
     num_heads: int
+    score_proj: Callable[[Tensor], Tensor] | None  # to be called; the maps then give [e; r] as such
 
 
 class Projected(NamedTuple):

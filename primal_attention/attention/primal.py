@@ -32,6 +32,8 @@ from primal_attention.attention.packed import (
 from primal_attention.attention.packing import (
     in_projected_dtype,
     is_one_map,
+    is_plain,
+    outputs_of,
     packed_projection,
     projected,
     projected_rows,
@@ -197,11 +199,13 @@ class PrimalAttention(KSVDLayer):
         self._check_inputs(x, context, token_mask, context_mask)
         tokens = self._tokens(x, token_mask)
         source = tokens if context is None else self._tokens(context, context_mask)
-        run = self._run(tokens, source)
+        parts = self._parts(tokens)
+        run = self._run(parts, tokens, source)
         if self.training:
             num_queries = tokens.num_real()
-            self._record(run, num_queries, num_queries if source is tokens else source.num_real())
-        return self._output(run, tokens)
+            num_keys = num_queries if source is tokens else source.num_real()
+            self._record(parts, run, num_queries, num_keys)
+        return self._output(parts, run, tokens)
 
     def init_state(self, batch_size: int) -> PrimalState:
         """The state before the first token of ``batch_size`` sequences."""
@@ -209,7 +213,7 @@ class PrimalAttention(KSVDLayer):
         P = self.features.feature_dim
         side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
         key_features = P if self.features.normalised else 0
-        return first_state(self.q_proj.weight, batch_size, self.num_heads, side, key_features)
+        return first_state(outputs_of(self.q_proj), batch_size, self.num_heads, side, key_features)
 
     def prefill(
         self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
@@ -221,9 +225,15 @@ class PrimalAttention(KSVDLayer):
             raise ValueError(
                 f"state is of {state.num_tokens.shape[0]} sequences, x has {x.shape[0]}"
             )
+        if self.weights == "static" and self.w_e.is_meta and not x.is_meta:
+            raise RuntimeError(
+                "prefill and step need w_e and w_r, which are offloaded and loaded by layer(x) "
+                "alone; keep them on a device, or generate without a cache (use_cache=False)"
+            )
         tokens = self._tokens(x, token_mask)
-        run, state = self._causal(tokens, state, grams=False)
-        return self._output(run, tokens), state
+        parts = self._parts(tokens)
+        run, state = self._causal(parts, tokens, state, grams=False)
+        return self._output(parts, run, tokens), state
 
     def step(self, x_t: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
         """Output [B, D] of the next token x_t [B, D], in time that does not grow."""
@@ -236,13 +246,19 @@ class PrimalAttention(KSVDLayer):
             raise ValueError(
                 f"fold needs weights='static', got {self.weights!r}, which depend on the input"
             )
+        for name in ("q_proj", "k_proj", "score_proj", "out_proj"):
+            if not is_plain(getattr(self, name)):
+                raise ValueError(
+                    f"fold needs plain nn.Linear projections, but {name} is wrapped, replaced or "
+                    f"has hooks; merge adapters and remove hooks first"
+                )
         return fold_static(
             self.q_proj,
             self.k_proj,
             self.out_proj,
             self.features,
             (self.w_e, self.w_r),
-            self._score_maps(),
+            self._score_maps(self.score_proj.weight),
             self.score_proj.bias,
             self.init_state(1) if self.causal else None,
         )
@@ -259,15 +275,15 @@ class PrimalAttention(KSVDLayer):
         return real_tokens(in_projected_dtype(x, *self._projections()), mask)
 
     def _causal(
-        self, tokens: Tokens, state: PrimalState | None, *, grams: bool
+        self, parts: Parts, tokens: Tokens, state: PrimalState | None, *, grams: bool
     ) -> tuple[Pass, PrimalState]:
         """The tokens that follow a state, and the state after them."""
         state = self.init_state(tokens.x.shape[0]) if state is None else state
-        return causal_pass(self._parts(), self._project(tokens), state, grams=grams)
+        return causal_pass(parts, self._project(tokens), state, grams=grams)
 
-    def _run(self, tokens: Tokens, source: Tokens) -> Pass:
+    def _run(self, parts: Parts, tokens: Tokens, source: Tokens) -> Pass:
         """Queries of the tokens, keys of the source; the same sequence in self-attention."""
-        parts, landmarks, crossing = self._parts(), self._landmarks(source), source is not tokens
+        landmarks, crossing = self._landmarks(source), source is not tokens
         options = {"causal": self.causal, "grams": self.training}
         if not crossing and not self.features.has_modules:  # one op from the tokens to the outputs
             projection = packed_projection(tokens.x, *self._projections())
@@ -276,7 +292,7 @@ class PrimalAttention(KSVDLayer):
             if projection is not None:
                 return projected_pass(parts, tokens, projection, landmarks, **options)
         if self.causal:
-            return self._causal(tokens, None, grams=self.training)[0]
+            return self._causal(parts, tokens, None, grams=self.training)[0]
         here = self._project(tokens)
         there = self._project(source, context=True) if crossing else here
         return bidirectional_pass(parts, here, there, landmarks, grams=self.training)
@@ -297,19 +313,20 @@ class PrimalAttention(KSVDLayer):
     def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
         """Outputs of packed sequences, in the shape of x."""
         tokens = self._tokens(x.reshape(1, -1, self.dim), None)
+        parts = self._parts(tokens)
         if self.weights == "static" and not self.causal and not self.features.normalised:
             flat = self._project(tokens)
-            run = position_wise_pass(self._parts(), flat, sequences, grams=self.training)
+            run = position_wise_pass(parts, flat, sequences, grams=self.training)
         else:
-            run = self._padded(tokens, sequences)
+            run = self._padded(parts, tokens, sequences)
         if self.training:
             lengths = sequences.lengths().to(accumulation_dtype(x.dtype))
-            self._record(run, lengths, lengths)
-        return self._output(run, tokens).view_as(x)
+            self._record(parts, run, lengths, lengths)
+        return self._output(parts, run, tokens).view_as(x)
 
-    def _padded(self, tokens: Tokens, sequences: Sequences) -> Pass:
+    def _padded(self, parts: Parts, tokens: Tokens, sequences: Sequences) -> Pass:
         """A run over packed sequences that pads what the projections give."""
-        parts, padding = self._parts(), sequences.padding()
+        padding = sequences.padding()
         projected = padding.projected(self._project(tokens))
         if self.causal:
             state = self.init_state(sequences.number)
@@ -321,22 +338,28 @@ class PrimalAttention(KSVDLayer):
             run = bidirectional_pass(parts, projected, projected, landmarks, grams=self.training)
         return run._replace(out=padding.unpad(run.out))
 
-    def _record(self, run: Pass, num_queries: Tensor, num_keys: Tensor) -> None:
+    def _record(self, parts: Parts, run: Pass, num_queries: Tensor, num_keys: Tensor) -> None:
         """Keep what the objectives need.
 
         Before the output projection: a sharded layer gathers its parameters again when the gradient
         of its output arrives, and these nodes must run after that.
         """
-        counts = num_queries, num_keys
-        parameters, half = self._weight_parameters(), run.out.dtype.itemsize == 2
+        counts, half = (num_queries, num_keys), run.out.dtype.itemsize == 2
         self.record(
-            ksvd_statistics(run.weights, parameters, self.lambda_diag, run.sums, counts, half=half)
+            ksvd_statistics(
+                run.weights, parts.parameters, self.lambda_diag, run.sums, counts, half=half
+            )
         )
 
-    def _output(self, run: Pass, tokens: Tokens) -> Tensor:
-        out = run.out
+    def _output(self, parts: Parts, run: Pass, tokens: Tokens) -> Tensor:
+        unused = {"both": None, "e": "w_r", "r": "w_e"}[self.scores]
+        out = self.with_zero_gradients(
+            run.out, getattr(self, unused, None) if unused is not None else None
+        )
         if self.features.has_modules:  # whose features, and so the outputs, have at least float32
             out = out.to(tokens.x.dtype)
+        if parts.score_proj is not None:
+            out = parts.score_proj(out)
         if isinstance(run.sums, Scored):
             merged = score_projection(self.score_proj, self.out_proj, self.num_heads)
             y = projected_rows(out.flatten(2), merged)
@@ -355,9 +378,19 @@ class PrimalAttention(KSVDLayer):
             h = torch.unflatten(projected(x, self.h_proj), -1, (2, self.num_heads, -1))
         return Projected(q, self._heads(x, self.k_proj), h, tokens.mask)
 
-    def _parts(self) -> Parts:
-        maps, bias = self._score_maps(), self.score_proj.bias
-        return Parts(self.features, self._weight_parameters(), maps, bias, self.num_heads)
+    def _parts(self, tokens: Tokens) -> Parts:
+        if is_plain(self.score_proj):
+            maps, bias, called = (
+                self._score_maps(self.score_proj.weight),
+                self.score_proj.bias,
+                None,
+            )
+        else:
+            width = self.num_directions * (2 if self.scores == "both" else 1)
+            scores = torch.eye(width, dtype=tokens.x.dtype, device=tokens.x.device)
+            maps, bias, called = self._score_maps(scores), None, self.score_proj
+        parameters = self._weight_parameters()
+        return Parts(self.features, parameters, maps, bias, self.num_heads, called)
 
     def _weight_parameters(self) -> tuple[Tensor, Tensor] | None:
         return None if self.weights == "dual" else (self.w_e, self.w_r)
@@ -373,9 +406,8 @@ class PrimalAttention(KSVDLayer):
             jitter=self.landmark_jitter if self.training else 0.0,
         )
 
-    def _score_maps(self) -> tuple[Tensor | None, Tensor | None]:
-        """The parts C_e, C_r [S, C] of the score projection; None where a side is not output."""
-        weight = self.score_proj.weight  # [C, 2S] or [C, S]
+    def _score_maps(self, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The parts C_e, C_r [S, C] of [C, 2S] or [C, S]; None where a side is not output."""
         if self.scores == "both":
             c_e, c_r = weight.chunk(2, 1)
             return c_e.mT, c_r.mT

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primal_attention.attention.mechanism import Mechanism
+from primal_attention.attention.packing import outputs_of
 from primal_attention.attention.qkv import DecodingAttention
 from primal_attention.attention.varlen import takes, varlen_attention
 from primal_attention.precision import accumulate, accumulation_dtype
@@ -35,11 +36,10 @@ class KeyValueCache(NamedTuple):
     mask: Tensor  # [B, T], 1 at real tokens
 
     @classmethod
-    def empty(cls, batch_size: int, num_heads: int, weight: Tensor) -> KeyValueCache:
-        """The cache before the first token of a layer with that key projection [D, D]."""
-        dtype = accumulation_dtype(weight.dtype)
-        head_dim = weight.shape[0] // num_heads
-        empty = torch.zeros(batch_size, 0, num_heads, head_dim, dtype=dtype, device=weight.device)
+    def empty(cls, batch_size: int, num_heads: int, head_dim: int, like: Tensor) -> KeyValueCache:
+        """The cache before the first token, for keys and values of the kind of a tensor."""
+        dtype = accumulation_dtype(like.dtype)
+        empty = torch.zeros(batch_size, 0, num_heads, head_dim, dtype=dtype, device=like.device)
         return cls(empty, empty, empty[:, :, 0, 0])
 
     def append(self, k: Tensor, v: Tensor, mask: Tensor | None) -> KeyValueCache:
@@ -72,7 +72,8 @@ class SoftmaxAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> KeyValueCache:
         """An empty cache."""
         self._check_causal()
-        return KeyValueCache.empty(batch_size, self.num_heads, self.k_proj.weight)
+        like = outputs_of(self.k_proj)
+        return KeyValueCache.empty(batch_size, self.num_heads, self.head_dim, like)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None

@@ -186,7 +186,7 @@ def uses_objective(recipe: Recipe, model: nn.Module) -> bool:
 
 
 def freeze_objective(model: nn.Module) -> None:
-    """Freeze what the objective alone would train; DDP stops at parameters without a gradient."""
+    """Freeze what the objective alone would train, for which an optimiser needs no memory then."""
     for layer in model.modules():
         if isinstance(layer, KSVDLayer):
             layer.raw_lambda.requires_grad_(False)
@@ -199,11 +199,15 @@ def freeze_objective(model: nn.Module) -> None:
 def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = False) -> Optimizer:
     """The optimiser of a recipe over the parameters that are not frozen.
 
-    A model may name some, ``undecayed()``, at which no weight decay pulls.
+    No weight decay pulls at those that a model names, ``undecayed()``, nor at Lambda, whose zero is
+    no smaller model: softplus(0) is 0.69.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     undecayed: Any = getattr(model, "undecayed", list)
     spared = {id(each) for each in undecayed()}
+    if recipe.weight_decay:
+        layers = (each for each in model.modules() if isinstance(each, KSVDLayer))
+        spared |= {id(layer.raw_lambda) for layer in layers if layer.raw_lambda.requires_grad}
     groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
     if spared:
         groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})
