@@ -6,6 +6,20 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def is_transformed() -> bool:
+    """Return whether forward-mode AD or a transform of ``torch.func`` acts on the operations.
+
+    Both see through PyTorch's operations alone, not through an op with its own backward pass.
+    """
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def are_differentiated() -> bool:
+    """Return whether a backward pass must be made of operations that have derivatives."""
+    return torch.is_grad_enabled() or is_transformed()
 
 
 def differentiable_gradients(
@@ -16,24 +30,28 @@ def differentiable_gradients(
     """Vector-Jacobian product by autograd over a plain forward, itself differentiable.
 
     An op's own backward pass is not differentiable; where a caller asks for that
-    (``create_graph=True``), the op falls back on this.
+    (``create_graph=True``), the op falls back on this. The derivatives are taken by aliases: where
+    one input was made from another, the path between the two is no part of the op.
     """
-    outputs = forward(*inputs)
-    pairs = [
-        (output, grad)
-        for output, grad in zip(outputs, grad_outputs, strict=True)
-        if grad is not None and output.requires_grad
-    ]
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
-    grads = iter(
-        torch.autograd.grad(
-            [output for output, _ in pairs],
-            wanted,
-            [grad for _, grad in pairs],
-            create_graph=True,
-            allow_unused=True,
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        own = [x.view_as(x) if x is not None and x.requires_grad else x for x in inputs]
+        outputs = forward(*own)
+        pairs = [
+            (output, grad)
+            for output, grad in zip(outputs, grad_outputs, strict=True)
+            if grad is not None and output.requires_grad
+        ]
+        wanted = [x for x in own if x is not None and x.requires_grad]
+        grads = iter(
+            torch.autograd.grad(
+                [output for output, _ in pairs],
+                wanted,
+                [grad for _, grad in pairs],
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+            if pairs and wanted
+            else [None] * len(wanted)
         )
-        if pairs and wanted
-        else [None] * len(wanted)
-    )
-    return [next(grads) if x is not None and x.requires_grad else None for x in inputs]
+    return [next(grads) if x is not None and x.requires_grad else None for x in own]
