@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+_VMAP_MODE: Any = torch._C._parse_dispatch_key("VmapMode")  # the batches of torch.autograd.grad
+
+
+def is_forward_mode() -> bool:
+    """Return whether tensors may have tangents."""
+    return forward_ad._current_level >= 0
 
 
 def is_transformed() -> bool:
@@ -14,12 +22,22 @@ def is_transformed() -> bool:
 
     Both see through PyTorch's operations alone, not through an op with its own backward pass.
     """
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return is_forward_mode() or torch._C._are_functorch_transforms_active()
 
 
 def are_differentiated() -> bool:
-    """Return whether a backward pass must be made of operations that have derivatives."""
-    return torch.is_grad_enabled() or is_transformed()
+    """Return whether a backward pass must be made of PyTorch's own operations.
+
+    Its result is differentiated itself, or its tensors are batches of gradients, as those of
+    ``torch.autograd.grad(is_grads_batched=True)``.
+    """
+    batched = torch._C._dispatch_tls_is_dispatch_key_included(_VMAP_MODE)
+    return torch.is_grad_enabled() or is_transformed() or batched
+
+
+def with_options(forward: Callable[..., Any], *options: Any) -> Callable[..., Any]:
+    """A function of the tensors that come before the options."""
+    return lambda *tensors: forward(*tensors, *options)
 
 
 def differentiable_gradients(

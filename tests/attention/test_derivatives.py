@@ -6,6 +6,7 @@ The inputs are made from other tensors, and from one another, as those of a laye
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from primal_attention import ATTENTIONS, PrimalAttention, build_attention, ksvd_loss
 
@@ -40,6 +41,8 @@ def layers():
                 yield pytest.param("primal", causal, options, id="-".join(words))
 
 
+# Forward-mode AD of torch imports its own deprecated decompositions.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 EVERY_LAYER = pytest.mark.parametrize(("name", "causal", "options"), list(layers()))
 
 
@@ -85,15 +88,23 @@ def gradients(function, tensors, **options):
 def check_first_order(function, tensors, *, differences=True):
     """Gradients with and without a graph, and a directional derivative by finite differences."""
     plain = gradients(function, tensors)
-    for with_graph, without in zip(gradients(function, tensors, create_graph=True), plain):
-        torch.testing.assert_close(with_graph, without, rtol=1e-9, atol=1e-11)
+    assert_same(gradients(function, tensors, create_graph=True), plain)
     if not differences:
         return
     directions = [randn(*x.shape, seed=3) for x in tensors]
-    exact = sum((d * t).sum() for d, t in zip(plain, directions))
+    exact = inner(plain, directions)
     torch.testing.assert_close(
         difference(function, tensors, directions), exact.detach(), rtol=1e-5, atol=1e-7
     )
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def inner(left, right):
+    return sum((a * b).sum() for a, b in zip(left, right, strict=True))
 
 
 def difference(function, tensors, directions, step=1e-6):
@@ -107,10 +118,10 @@ def difference(function, tensors, directions, step=1e-6):
     return (values[0] - values[1]) / (2 * step)
 
 
-def inputs_of(network):
-    """An input, and all that has a gradient."""
-    x = randn(B, N, D).requires_grad_()
-    return x, [x, *network.parameters()]
+def loss_of(network):
+    """A loss of a network, and the tensors that it depends on."""
+    x, weights = randn(B, N, D).requires_grad_(), randn(B, N, D, seed=4)
+    return lambda: (network(x) * weights).sum(), [x, *network.parameters()]
 
 
 HAS_OTHER_GRADIENTS = {"yoso"}  # a lower bound of the derivative, as published
@@ -119,12 +130,7 @@ HAS_OTHER_GRADIENTS = {"yoso"}  # a lower bound of the derivative, as published
 @EVERY_LAYER
 def test_first_order_gradients_are_one(name, causal, options):
     for network in networks(build(name, causal, **options), causal):
-        x, tensors = inputs_of(network)
-        check_first_order(
-            lambda: (network(x) * randn(B, N, D)).sum(),
-            tensors,
-            differences=name not in HAS_OTHER_GRADIENTS,
-        )
+        check_first_order(*loss_of(network), differences=name not in HAS_OTHER_GRADIENTS)
 
 
 @pytest.mark.parametrize("objective", ["zero", "released", "released_batch", "explained_energy"])
@@ -132,13 +138,8 @@ def test_first_order_gradients_are_one(name, causal, options):
 def test_gradients_of_objectives_are_one(weights, causal, objective):
     layer = build("primal", causal, weights=weights).train()
     for network in networks(layer, causal):
-        x, tensors = inputs_of(network)
-
-        def loss():
-            out = network(x)
-            return out.square().sum() + ksvd_loss(layer, objective=objective)
-
-        check_first_order(loss, tensors)
+        loss, tensors = loss_of(network)
+        check_first_order(lambda f=loss: f() + ksvd_loss(layer, objective=objective), tensors)
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
@@ -172,3 +173,97 @@ def test_gradients_through_a_state_are_one(name, options):
         return (torch.cat([y, z], 1) * randn(B, N, D)).sum()
 
     check_first_order(loss, [x, *layer.parameters()])
+
+
+@EVERY_LAYER
+def test_forward_mode_is_the_transpose_of_reverse_mode(name, causal, options):
+    for network in networks(build(name, causal, **options), causal):
+        x, t = randn(B, N, D), randn(B, N, D, seed=3)
+        out, tangent = torch.func.jvp(network, (x,), (t,))
+        y, pull_back = torch.func.vjp(network, x)
+        d_out = randn(*y.shape, seed=4)
+        torch.testing.assert_close(out, y)
+        leaf = x.clone().requires_grad_()
+        (d_x,) = torch.autograd.grad(network(leaf), leaf, d_out)
+        assert tangent.norm() > 1e-6
+        assert_same([inner([tangent], [d_out]), pull_back(d_out)[0]], [inner([t], [d_x]), d_x])
+        for parameter in network.parameters():
+            parameter.requires_grad_(False)
+        assert_same([dual_tangent(network, x, t)], [tangent])
+        with torch.no_grad():
+            assert_same([torch.func.jvp(network, (x,), (t,))[1]], [tangent])
+        for parameter in network.parameters():
+            parameter.requires_grad_()
+
+
+def dual_tangent(function, x, t):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, t))).tangent
+
+
+@EVERY_LAYER
+def test_transforms_of_torch_func(name, causal, options):
+    network = Network(build(name, causal, **options))
+    x, t = randn(B, N, D), randn(B, N, D, seed=3)
+
+    def loss(x):
+        return network(x).square().sum()
+
+    def gradient(x):
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(loss(leaf), leaf)[0]
+
+    plain = gradient(x)
+    assert_same([torch.func.grad(loss)(x)], [plain])
+    each = torch.func.vmap(torch.func.grad(lambda sequence: loss(sequence[None])), **RANDOM)(x)
+    assert_same([each], [plain])
+    assert_same([torch.func.vmap(lambda z: network(z[None])[0], **RANDOM)(x)], [network(x)])
+    product = torch.func.jvp(torch.func.grad(loss), (x,), (t,))[1]
+    if name not in HAS_OTHER_GRADIENTS:
+        moved = [gradient(x + step * t) for step in (1e-5, -1e-5)]
+        torch.testing.assert_close((moved[0] - moved[1]) / 2e-5, product, rtol=1e-4, atol=1e-6)
+
+
+RANDOM = {"randomness": "same"}
+
+
+@pytest.mark.parametrize(("weights", "causal"), WEIGHTS)
+@pytest.mark.parametrize("objective", ["zero", "released", "released_batch", "explained_energy"])
+def test_forward_mode_through_objectives(weights, causal, objective):
+    layer = build("primal", causal, weights=weights).train()
+
+    def loss(x):
+        layer(x)
+        return ksvd_loss(layer, objective=objective)
+
+    x, t = randn(B, N, D), randn(B, N, D, seed=3)
+    leaf = x.clone().requires_grad_()
+    (d_x,) = torch.autograd.grad(loss(leaf), leaf)
+    assert_same([torch.func.jvp(loss, (x,), (t,))[1]], [inner([t], [d_x])])
+
+
+def test_jacobians_and_hessians():
+    for weights, causal in WEIGHTS:
+        layer, x = build("primal", causal, weights=weights), randn(1, 3, D)
+        by_rows = torch.autograd.functional.jacobian(layer, x)
+        assert by_rows.norm() > 0.1
+        for jacobian in (torch.func.jacfwd(layer), torch.func.jacrev(layer)):
+            assert_same([jacobian(x)], [by_rows])
+        assert_same([torch.autograd.functional.jacobian(layer, x, vectorize=True)], [by_rows])
+
+        def loss(x, layer=layer):
+            return layer(x).square().sum()
+
+        by_rows = torch.autograd.functional.hessian(loss, x)
+        assert_same([torch.func.hessian(loss)(x)], [by_rows])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_forward_mode_of_a_large_layer(causal):
+    torch.manual_seed(0)
+    layer = PrimalAttention(128, 4, 8, weights="static", causal=causal)
+    x, t, d_out = (torch.randn(2, 512, 128) for _ in range(3))
+    leaf = x.clone().requires_grad_()
+    (d_x,) = torch.autograd.grad(layer(leaf), leaf, d_out)
+    tangent = torch.func.jvp(layer, (x,), (t,))[1]
+    torch.testing.assert_close((tangent * d_out).sum(), (t * d_x).sum(), rtol=1e-3, atol=1e-3)

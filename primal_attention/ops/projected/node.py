@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.op import Op
 from primal_attention.precision import exact
 
@@ -76,6 +76,7 @@ def register(
         fused=f"{fused}.forward",
         gradients=partial(gradients, signature.number, computed, reference),
         save=save,
+        composition=lambda *inputs: reference(*inputs[:-2]),  # all Gram matrices
         schema=signature.forward,
     )
 
@@ -104,7 +105,7 @@ def gradients(
     tensors, options, kept = given[:number], given[number:], saved[count:]
     used = [None if d is None or not d.numel() else d for d in d_outputs[:OUTPUTS]]
     grads: list[Tensor | None]
-    if torch.is_grad_enabled():
+    if are_differentiated():
         grads = differentiable_gradients(lambda *t: reference(*t, *options), tensors, used)
     else:
         wanted = ctx.needs_input_grad[:number]
