@@ -3,6 +3,8 @@
 The inputs are made from other tensors, and from one another, as those of a layer inside a network.
 """
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -267,3 +269,27 @@ def test_forward_mode_of_a_large_layer(causal):
     (d_x,) = torch.autograd.grad(layer(leaf), leaf, d_out)
     tangent = torch.func.jvp(layer, (x,), (t,))[1]
     torch.testing.assert_close((tangent * d_out).sum(), (t * d_x).sum(), rtol=1e-3, atol=1e-3)
+
+
+NO_SECOND_DERIVATIVES = "derivative for aten::.* is not implemented"  # of the fused softmax
+
+
+@EVERY_LAYER
+def test_second_derivatives_are_finite_at_zero_vectors(name, causal, options):
+    layer = build(name, causal, **options, bias=False)
+    x = randn(B, N, D)
+    x[1, 2] = 0.0
+    for masked in (False, True):
+        masks = {"token_mask": MASK} if masked else {}
+        torch.manual_seed(1)
+        given = x.clone().requires_grad_()
+        tensors = [given, *layer.parameters()]
+        try:
+            loss = layer(given, **masks).square().sum()
+            first = gradients(lambda f=loss: f, tensors, create_graph=True)
+            second = gradients(lambda g=first: inner(g, g), tensors)
+        except RuntimeError as error:
+            assert re.search(NO_SECOND_DERIVATIVES, str(error))
+            continue
+        for each in (*first, *second):
+            assert torch.isfinite(each).all()
