@@ -80,6 +80,12 @@ FIXED_MAPS: dict[str, FixedMap] = {
     "relu": FixedMap(relu, _relu_vjp),
     "identity": FixedMap(identity, lambda z, dphi: dphi),
 }
+_FUSED = dict(FIXED_MAPS)
+
+
+def has_fused_form(name: str) -> bool:
+    """Return whether the fused ops have this map: the one that they know by the name."""
+    return name in _FUSED and FIXED_MAPS.get(name) is _FUSED[name]
 
 
 class FeatureMap(nn.Module, ABC):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS, inverse_norm
 from primal_attention.ops.chunks import Scratch, zeroed
+from primal_attention.ops.features import is_cosine
 from primal_attention.ops.scores.native import wrote_gradients, wrote_scores
 from primal_attention.precision import accumulate
 
@@ -61,7 +62,7 @@ class _Heads(NamedTuple):
 
     def rows(self) -> Tensor:
         """The features, where they are cosines without their factor, [b, n, G, P]."""
-        if self.feature_map == "cosine":
+        if is_cosine(self.feature_map):
             return self.z
         return zeroed(FIXED_MAPS[self.feature_map].forward(self.z), self.mask)
 
@@ -92,7 +93,7 @@ def add_scores(
     for heads in _heads(qk, weights, token_mask, maps):
         score = heads.of(scores)
         _write_product(score, heads.rows(), heads.weights)
-        if heads.feature_map == "cosine":
+        if is_cosine(heads.feature_map):
             score *= inverse_norm(heads.z)
         squares = torch.mul(score, score, out=scratch.room("product", *score.shape))
         heads.of_sums(energies).add_(squares.sum(1))
@@ -123,7 +124,7 @@ def add_gradients(
         else:
             of_energies = heads.of_sums(d_energies)[:, None]
             torch.addcmul(given, score, of_energies, value=2.0, out=d_score)
-        if heads.feature_map == "cosine":
+        if is_cosine(heads.feature_map):
             inverse = inverse_norm(heads.z)
             d_score *= inverse
             radial = torch.mul(score, d_score, out=product).sum(-1, keepdim=True) * inverse
