@@ -181,7 +181,7 @@ def backward_in_pieces(
             d_rows += d_qk[where]
         if means is not None:
             d_rows = means.pass_on(d_rows.flatten(2, 3), where)
-        rows = d_rows.view(-1, len(weight))
+        rows = d_rows.reshape(-1, len(weight))  # torch.where may follow the strides of a mask
         if of_x:
             dx[where] = affine(rows, weight.mT).view(dx[where].shape)
         if of_weight:
