@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from primal_attention.ops import flops
 from primal_attention.ops.gpu import fused_or_in_pieces
 from primal_attention.ops.gradients import is_forward_mode, is_transformed
 
@@ -35,8 +36,8 @@ class Op:
         gradients: Callable[..., Any] | None = None,  # (ctx, *d_outputs)
         save: Callable[..., None] | None = None,  # (ctx, inputs, output), for the gradients
         schema: str | None = None,  # None: by the annotations of in_pieces
-        composition: Callable[..., Any]
-        | None = None,  # the outputs, by operations with derivatives
+        composition: Callable[..., Any] | None = None,  # of operations that have derivatives
+        backward_of: tuple[Callable[..., Any], Callable[..., flops.Call]] | None = None,
     ):
         self.name, self.composition = name, composition
         self.in_pieces = in_pieces
@@ -45,6 +46,11 @@ class Op:
             f"primal_attention::{name}", in_pieces, mutates_args=(), schema=schema
         )
         self.registered.register_fake(empty)
+        packet = getattr(torch.ops.primal_attention, name)
+        if composition is not None:
+            flops.register_forward(packet, composition)
+        if backward_of is not None:  # a composition, and its call by the inputs of this op
+            flops.register_backward(packet, *backward_of)
         if fused is not None:
             self.registered.register_kernel("cuda", self.on_gpu)
         self.apply: Callable[..., Any] | None = None  # with a place in the graph of autograd

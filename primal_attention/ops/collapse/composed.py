@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.op import Op
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -122,4 +123,5 @@ _backward = Op(
     collapse_backward,
     _empty_gradients,
     fused="primal_attention.ops.collapse.triton.backward",
+    backward_of=(collapse_composed, lambda *t: Call(t[:4], t[4:])),
 )

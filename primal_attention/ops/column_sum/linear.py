@@ -10,6 +10,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.op import Op
 from primal_attention.ops.products import affine
@@ -88,4 +89,5 @@ _backward = Op(
     backward_composed,
     _empty_gradients,
     fused="primal_attention.ops.column_sum.triton.backward",
+    backward_of=(_composition, lambda *t: Call((*t[:2], None), t[2:3], t[3:])),
 )

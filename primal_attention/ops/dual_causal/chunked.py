@@ -21,6 +21,7 @@ from primal_attention.ops.dual_causal import pieces
 from primal_attention.ops.dual_causal.pieces import Pieces, Side
 from primal_attention.ops.dual_causal.reference import DualCausalResult
 from primal_attention.ops.dual_causal.sizes import FORWARD, dims, fused_states, is_fused, key
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import (
     are_differentiated,
     differentiable_gradients,
@@ -340,4 +341,5 @@ _backward = Op(
     backward_in_pieces,
     _empty_gradients,
     fused="primal_attention.ops.dual_causal.triton.backward",
+    backward_of=(_composition, lambda *t: Call((*t[:12], True), t[13:])),
 )

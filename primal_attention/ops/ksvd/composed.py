@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.ksvd import reference
 from primal_attention.ops.op import Op
@@ -200,4 +201,5 @@ _backward = Op(
     backward_composed,
     _empty_gradients,
     fused="primal_attention.ops.ksvd.triton.backward",
+    backward_of=(_composition, lambda *t: Call((*t[:8], *t[10:12], True, False), t[12:13])),
 )

@@ -21,6 +21,7 @@ from primal_attention.ops.chunks import (
     zeroed,
 )
 from primal_attention.ops.features import features_of
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.moment import reference
 from primal_attention.ops.op import Op
@@ -127,4 +128,5 @@ _backward = Op(
     backward_in_pieces,
     _empty_gradients,
     fused="primal_attention.ops.moment.triton.backward",
+    backward_of=(_composition, lambda *t: Call(t[:4], t[4:])),
 )

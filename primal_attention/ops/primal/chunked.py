@@ -27,6 +27,7 @@ from primal_attention.ops.chunks import (
 )
 from primal_attention.ops.collapse import collapse
 from primal_attention.ops.features import features_of
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import (
     are_differentiated,
     differentiable_gradients,
@@ -304,4 +305,5 @@ _backward = Op(
     backward_in_pieces,
     _empty_gradients,
     fused="primal_attention.ops.primal.triton.backward",
+    backward_of=(in_one_piece, lambda *t: Call(t[:8], t[8:])),
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops.chunks import Scratch, masked, piece_slices
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import (
     are_differentiated,
     differentiable_gradients,
@@ -243,4 +244,9 @@ _forward = Op(
     save=_save,
     composition=reference.projected_scores,
 )
-_backward = Op("projected_scores_backward", backward_in_pieces, _empty_gradients)
+_backward = Op(
+    "projected_scores_backward",
+    backward_in_pieces,
+    _empty_gradients,
+    backward_of=(reference.projected_scores, lambda *t: Call(t[:11], t[15:20], t[20:22])),
+)

@@ -19,6 +19,7 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse.composed import side_backward
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.op import Op
@@ -220,4 +221,5 @@ _backward = Op(
     backward_composed,
     _empty_gradients,
     fused="primal_attention.ops.sampled.triton.backward",
+    backward_of=(_composition, lambda *t: Call(t[:7], t[9:])),
 )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.chunks import head_first, mask_of, slices, zeroed
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import (
     are_differentiated,
     differentiable_gradients,
@@ -210,4 +211,5 @@ _backward = Op(
     backward_in_pieces,
     _empty_gradients,
     fused="primal_attention.ops.scan.triton.backward",
+    backward_of=(_composition, lambda *t: Call(t[:8], t[8:])),
 )

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from primal_attention.ops.chunks import Scratch, piece_slices
+from primal_attention.ops.flops import Call
 from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.op import Op
 from primal_attention.ops.scores import reference
@@ -127,4 +128,9 @@ _forward = Op(
     save=_save,
     composition=reference.primal_scores,
 )
-_backward = Op("scores_backward", backward_in_pieces, _empty_gradients)
+_backward = Op(
+    "scores_backward",
+    backward_in_pieces,
+    _empty_gradients,
+    backward_of=(reference.primal_scores, lambda *t: Call(t[:6], t[7:])),
+)
