@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from primal_attention.ops.gradients import is_transformed
+
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """The tokens [B, M, ...] of x [B, N, ...] at the positions index [B, M]."""
@@ -57,6 +59,8 @@ def _inverse(permutation: Tensor) -> Tensor:
 
 
 def _permuted(x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    if is_transformed():  # torch.compile takes no autograd.Function with a form for forward mode
+        return take(x, index)
     return _Permuted.apply(x, index, inverse)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -11,6 +11,7 @@ from torch.nn.modules import module as of_all_modules
 
 from primal_attention.ops.column_sum import linear
 from primal_attention.ops.products import is_large_on_cpu
+from primal_attention.precision import has_autocast
 
 _MANY = 1 << 24  # multiplications of one projection
 _PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # others have arithmetic of their own
@@ -98,7 +99,7 @@ def in_projected_dtype(x: Tensor, *projections: nn.Module) -> Tensor:
 
     As they are where one is no plain ``nn.Linear``: it may have been made for another dtype.
     """
-    if not torch.is_autocast_enabled(x.device.type):
+    if not has_autocast(x.device):
         return x
     plain = [each for each in projections if is_plain(each)]
     dtype = projected_dtype(x, plain[0].weight) if len(plain) == len(projections) else None
@@ -107,9 +108,8 @@ def in_projected_dtype(x: Tensor, *projections: nn.Module) -> Tensor:
 
 def projected_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
     """The dtype of a product of the two, as autocast has it; None where it would be refused."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and torch.float64 not in (x.dtype, weight.dtype):
-        return torch.get_autocast_dtype(device)
+    if has_autocast(x.device) and torch.float64 not in (x.dtype, weight.dtype):
+        return torch.get_autocast_dtype(x.device.type)
     return weight.dtype if x.dtype == weight.dtype else None
 
 

@@ -6,7 +6,7 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, R hashes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from primal_attention.attention.options import check_choice, check_sizes
 from primal_attention.attention.qkv import QKVAttention
 from primal_attention.feature_maps import cosine
 from primal_attention.ops.chunks import masked, slices
+from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.op import Op
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
@@ -208,9 +209,37 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _hashed_gradients(*ctx.saved_tensors, ctx.num_bits, d_out)
+    *tensors, q_codes, k_codes = ctx.saved_tensors
+    options: tuple[Any, ...] = (q_codes, k_codes, ctx.num_bits)
+    gradients: Sequence[Tensor | None]
+    if are_differentiated():
+        gradients = differentiable_gradients(
+            lambda *t: [_composition(*t, *options)], tensors, [d_out]
+        )
+    else:
+        gradients = _hashed_gradients(*tensors, *options, d_out)
     return (*gradients, None, None, None)
 
 
-_hashed_sums = Op("yoso_forward", _sums_of_buckets, _empty_sums, gradients=_gradients, save=_save)
+@exact
+def _composition(
+    q: Tensor, k: Tensor, v: Tensor, q_codes: Tensor, k_codes: Tensor, num_bits: int
+) -> Tensor:
+    """The sums with the N x N matrix of weights, whose derivative is the published gradient."""
+    pairs = zip(q_codes.transpose(2, 3), k_codes.transpose(2, 3), strict=True)
+    shares = sum((of_q[..., None] == of_k[..., None, :]).to(q.dtype) for of_q, of_k in pairs)
+    product = einsum(q, k, "b n h c, b t h c -> b h n t")
+    weights = shares * (1.0 + num_bits / 2 * (product - product.detach())) / len(q_codes)
+    total: Tensor = einsum(weights, v, "b h n t, b t h c -> b n h c")
+    return total
+
+
+_hashed_sums = Op(
+    "yoso_forward",
+    _sums_of_buckets,
+    _empty_sums,
+    gradients=_gradients,
+    save=_save,
+    composition=_composition,
+)
 _hashed_gradients = Op("yoso_backward", _gradients_of_buckets, _empty_gradients)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from primal_attention.attention import ATTENTIONS  # noqa: F401  (registers the ops)
 from primal_attention.attention.order import take, token_order
+from primal_attention.attention.reformer import nearest_directions
 from primal_attention.ops.collapse.composed import collapse_composed
 from primal_attention.ops.dual_causal import reference as dual_causal
 from primal_attention.ops.landmarks.choice import landmark_order
@@ -37,7 +38,8 @@ def decompositions() -> Decompositions:
         ops.dual_causal_forward.default: _dual_causal,
         ops.landmark_index.default: _landmark_index,
         ops.moment_forward.default: _moment,
-        ops.primal_forward.default: _primal,
+        ops.primal_forward.default: in_one_piece,
+        ops.reformer_buckets.default: nearest_directions,
         ops.running_mean_forward.default: _running_mean,
         ops.sampled_forward.default: _sampled,
         ops.scan_forward.default: _scan,
@@ -69,12 +71,6 @@ def _landmark_index(
 
 def _moment(z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str) -> Tensor:
     return moment.moment(z, values, token_mask=token_mask, feature_map=feature_map)
-
-
-def _primal(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    *tensors, token_mask, map_q, map_k, wants_q, wants_k = rest
-    out, gram_q, gram_k = in_one_piece(token_mask, map_q, map_k, q, k, *tensors)
-    return out, gram_q if wants_q else _nothing(gram_q), gram_k if wants_k else _nothing(gram_k)
 
 
 def _running_mean(

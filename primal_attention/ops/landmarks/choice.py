@@ -132,4 +132,5 @@ _index = Op(
     landmark_index,
     _empty_index,
     fused="primal_attention.ops.landmarks.triton.landmark_index",
+    composition=landmark_index,
 )
