@@ -22,6 +22,7 @@ from primal_attention.attention.blocks import (
     windows,
     with_common,
 )
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.softmax import softmax_attention
 from primal_attention.precision import accumulate
 
@@ -123,8 +124,8 @@ class LongformerAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> WindowCache:
         """An empty cache."""
         self._check_causal()
-        weight = accumulate(self.k_proj.weight)
-        like = weight.new_empty(batch_size, 0, self.num_heads, self.head_dim)
+        like = accumulate(outputs_of(self.k_proj))
+        like = like.new_empty(batch_size, 0, self.num_heads, self.head_dim)
         return self._empty_cache(like)
 
     def extend(

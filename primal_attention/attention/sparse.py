@@ -22,6 +22,7 @@ from primal_attention.attention.blocks import (
     windows,
     with_common,
 )
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.softmax import KeyValueCache, softmax_attention
 from primal_attention.precision import accumulate
 
@@ -98,7 +99,8 @@ class SparseAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> KeyValueCache:
         """An empty cache."""
         self._check_causal()
-        return KeyValueCache.empty(batch_size, self.num_heads, self.k_proj.weight)
+        like = outputs_of(self.k_proj)
+        return KeyValueCache.empty(batch_size, self.num_heads, self.head_dim, like)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None

@@ -1,8 +1,8 @@
 """Features of one piece of queries or keys, and what their gradient needs of them.
 
-With phi at hand the derivatives of the fixed maps need nothing of z but 1 / |z|:
-
-    cosine: (d - phi (phi . d)) / |z|        elu: d min(phi, 1)        relu: d where phi > 0
+Map and derivative are those of ``FIXED_MAPS``. Only the cosine map is spelled here once more: with
+phi available its derivative (d - phi (phi . d)) / |z| needs nothing of z but 1 / |z|, and all of it
+is written to memory that stays in the cache.
 
 Letters: B batch, N tokens, H heads, C head dim, P features, n tokens of a piece.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.feature_maps import FIXED_MAPS
+from primal_attention.feature_maps import FIXED_MAPS, cosine
 from primal_attention.ops.chunks import Scratch, mask_of, zeroed
 from primal_attention.precision import accumulate
 
@@ -24,22 +24,21 @@ class Features(NamedTuple):
 
     phi: Tensor  # [B, H, n, P], contiguous
     feature_map: str
-    inverse: Tensor  # [B, H, n, 1]: 1 / |z| of the cosine map; empty for the others
+    z: Tensor | None  # [B, H, n, C]; None for the cosine map
+    mask: Tensor | None  # [B, 1, n, 1]
+    inverse: Tensor | None  # [B, H, n, 1]: 1 / |z| of the cosine map; None for the others
 
     def pull_back(self, d_phi: Tensor, dz: Tensor, scratch: Scratch) -> None:
         """Write the gradient of z to dz [B, n, H, C]; d_phi [B, H, n, P] is lost."""
         dz = dz.transpose(1, 2)
-        if self.feature_map == "cosine":
+        if self.inverse is not None:
             product = torch.mul(self.phi, d_phi, out=scratch.room("product", *d_phi.shape))
             radial = product.sum(-1, keepdim=True)
             d_phi.addcmul_(self.phi, radial, value=-1.0)
             _write_product(d_phi, self.inverse, dz)
-        elif self.feature_map == "elu":
-            _write_product(d_phi, self.phi.clamp(max=1.0), dz)
-        elif self.feature_map == "relu":
-            _write_product(d_phi, self.phi > 0, dz)
         else:
-            dz.copy_(d_phi)
+            assert self.z is not None
+            dz.copy_(zeroed(FIXED_MAPS[self.feature_map].vjp(self.z, d_phi), self.mask))
 
 
 def features_of(
@@ -47,17 +46,22 @@ def features_of(
 ) -> Features:
     """Features of a piece of z [B, N, H, C], in the accumulation dtype."""
     z, mask = z[:, piece].transpose(1, 2), mask_of(token_mask, piece)
-    if feature_map != "cosine":
+    if not is_cosine(feature_map):
         z = accumulate(z)
         phi = zeroed(FIXED_MAPS[feature_map].forward(z), mask)
-        return Features(_copied(phi, z), feature_map, z.new_empty(0))
+        return Features(_copied(phi, z), feature_map, z, mask, None)
     phi = scratch.room("phi", *z.shape).copy_(z)
     squared = torch.mul(phi, phi, out=scratch.room("product", *z.shape)).sum(-1, keepdim=True)
     nonzero = squared >= torch.finfo(phi.dtype).tiny
     if mask is not None:
         nonzero &= mask
     inverse = torch.where(nonzero, squared.rsqrt_(), 0.0)
-    return Features(zeroed(phi.mul_(inverse), mask), feature_map, inverse)
+    return Features(zeroed(phi.mul_(inverse), mask), feature_map, None, mask, inverse)
+
+
+def is_cosine(feature_map: str) -> bool:
+    """Return whether the map of this name is the library's cosine map."""
+    return FIXED_MAPS[feature_map].forward is cosine
 
 
 def _copied(phi: Tensor, z: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primal_attention.feature_maps import has_fused_form
+
 
 @cache
 def uses_fused() -> bool:
@@ -24,15 +26,23 @@ def uses_fused() -> bool:
     return os.environ.get("PRIMAL_FUSED") != "0" and find_spec("triton") is not None
 
 
+def has_fused_maps(*inputs: Any) -> bool:
+    """Return whether the fused ops have all feature maps that are named among the inputs."""
+    return all(has_fused_form(name) for name in inputs if isinstance(name, str) and name)
+
+
 _imported = cache(import_module)
 
 
 def fused_or_in_pieces(in_pieces: Callable[..., Any], fused: str) -> Callable[..., Any]:
-    """The fused function of a module, whose ``takes`` says which tensors it can; else in pieces."""
+    """The fused function of a module, whose ``takes`` says which tensors it can; else in pieces.
+
+    Feature maps that the fused ops do not have are left to the pieces.
+    """
     module, _, name = fused.rpartition(".")
 
     def run(first: Tensor, *rest: Any) -> Any:
-        if not uses_fused():
+        if not uses_fused() or not has_fused_maps(*rest):
             return in_pieces(first, *rest)
         imported = _imported(module)
         if not imported.takes(first, *rest):

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.op import Op
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
@@ -102,7 +103,7 @@ def _save(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, ...
 def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
     tensors = ctx.saved_tensors
     d_outputs = tuple(None if d is None or not d.numel() else d for d in d_outputs)
-    if torch.is_grad_enabled():
+    if are_differentiated():
         return tuple(differentiable_gradients(collapse_composed, tensors, d_outputs))
     computed = _backward(*tensors, *d_outputs)
     return tuple(None if x is None else d for x, d in zip(tensors, computed, strict=True))
@@ -115,10 +116,12 @@ _forward = Op(
     fused="primal_attention.ops.collapse.triton.forward",
     gradients=_gradients,
     save=_save,
+    composition=collapse_composed,
 )
 _backward = Op(
     "collapse_backward",
     collapse_backward,
     _empty_gradients,
     fused="primal_attention.ops.collapse.triton.backward",
+    backward_of=(collapse_composed, lambda *t: Call(t[:4], t[4:])),
 )

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.op import Op
 from primal_attention.ops.products import affine
 from primal_attention.precision import exact
@@ -63,12 +63,17 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 
 def _gradients(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias = ctx.saved_tensors
-    if torch.is_grad_enabled():
+    if are_differentiated():
         inputs = x, weight, bias
-        return tuple(differentiable_gradients(lambda *t: [F.linear(*t)], inputs, [d_y]))
+        return tuple(differentiable_gradients(lambda *t: [_composition(*t)], inputs, [d_y]))
     wanted = ctx.needs_input_grad
     grads = _backward(x, weight, d_y, *wanted[:2])
     return tuple(grad if wants else None for wants, grad in zip(wanted, grads, strict=True))
+
+
+@exact
+def _composition(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias)
 
 
 _forward = Op(
@@ -77,10 +82,12 @@ _forward = Op(
     _empty_output,
     gradients=_gradients,
     save=_save,
+    composition=_composition,
 )
 _backward = Op(
     "linear_backward",
     backward_composed,
     _empty_gradients,
     fused="primal_attention.ops.column_sum.triton.backward",
+    backward_of=(_composition, lambda *t: Call((*t[:2], None), t[2:3], t[3:])),
 )

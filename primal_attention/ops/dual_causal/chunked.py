@@ -17,11 +17,16 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops.chunks import head_first
-from primal_attention.ops.dual_causal import pieces, reference
+from primal_attention.ops.dual_causal import pieces
 from primal_attention.ops.dual_causal.pieces import Pieces, Side
 from primal_attention.ops.dual_causal.reference import DualCausalResult
 from primal_attention.ops.dual_causal.sizes import FORWARD, dims, fused_states, is_fused, key
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import (
+    are_differentiated,
+    differentiable_gradients,
+    with_options,
+)
 from primal_attention.ops.launch import empty_rows
 from primal_attention.ops.op import Op
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -262,10 +267,10 @@ def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]
     d_outputs = tuple(None if d is None or not d.numel() else d for d in d_outputs[:5])
     maps = ctx.map_q, ctx.map_k
     grads: list[Tensor | None]
-    if torch.is_grad_enabled():
-        options = {"counts": counts, "token_mask": token_mask, "grams": ctx.grams}
-        run = partial(reference.dual_causal_attention, **options, map_q=maps[0], map_k=maps[1])
-        grads = differentiable_gradients(run, tensors, d_outputs)
+    if are_differentiated():
+        options = counts, token_mask, *maps, ctx.grams
+        whole = with_options(_composition, *options)
+        grads = differentiable_gradients(whole, tensors, d_outputs)
     else:
         given = *tensors, counts, token_mask, *maps
         if not states.numel():  # the forward pass ran where no gradient was asked for
@@ -283,6 +288,45 @@ def _zeros(
     return q.new_zeros((*q.shape[:3], dims(q, h, c_e, c_r)[-1]))
 
 
+@exact
+def _composition(
+    q: Tensor,
+    k: Tensor,
+    h: Tensor,
+    c_e: Tensor | None,
+    c_r: Tensor | None,
+    bias: Tensor | None,
+    q_before: Tensor | None,
+    k_before: Tensor | None,
+    counts: Tensor,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    grams: bool,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The forward pass by operations that have derivatives; no sums are kept."""
+    tokens = Pieces(q, k, h, counts, token_mask, (map_q, map_k))
+    c_e, c_r = _score_maps(c_e, c_r)
+    zero = _room_for_sums(q, h).zero_()
+    q_side, k_side = (zero if x is None else x for x in (q_before, k_before))
+    gram_q, gram_k = (zero.new_zeros(() if grams else 0) for _ in range(2))
+    outputs = []
+    for piece in tokens.slices:
+        queries, keys = tokens.sides(piece)
+        read = queries.read(keys, k_side) @ c_e + keys.read(queries, q_side) @ c_r
+        read = read * tokens.share(piece)
+        read = read if bias is None else read + accumulate(bias)
+        outputs.append(tokens.zeroed(read, piece))
+        q_side = q_side + queries.phi.mT @ queries.h
+        k_side = k_side + keys.phi.mT @ keys.h
+        if grams:
+            gram_q = gram_q + queries.phi.mT @ queries.phi
+            gram_k = gram_k + keys.phi.mT @ keys.phi
+    out = torch.cat(outputs, 2).transpose(1, 2).to(q.dtype)
+    return out, q_side, k_side, gram_q, gram_k
+
+
 _forward = Op(
     "dual_causal_forward",
     forward_in_pieces,
@@ -290,10 +334,12 @@ _forward = Op(
     fused="primal_attention.ops.dual_causal.triton.forward",
     gradients=_gradients,
     save=_save,
+    composition=_composition,
 )
 _backward = Op(
     "dual_causal_backward",
     backward_in_pieces,
     _empty_gradients,
     fused="primal_attention.ops.dual_causal.triton.backward",
+    backward_of=(_composition, lambda *t: Call((*t[:12], True), t[13:])),
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.ops import launch
-from primal_attention.ops.gpu import uses_fused
+from primal_attention.ops.gpu import has_fused_maps, uses_fused
 from primal_attention.ops.launch import Config
 
 # By the largest padded width and the arithmetic of products. Both passes walk over the same blocks:
@@ -81,7 +81,7 @@ def takes_sizes(dtype: torch.dtype, P: int, S: int, V: int, map_q: str, map_k: s
 
 def is_fused(q: Tensor, *rest: Any) -> bool:
     """Whether the op runs in its fused form on the tensors' device."""
-    return q.is_cuda and uses_fused() and takes(q, *rest)
+    return q.is_cuda and uses_fused() and has_fused_maps(*rest) and takes(q, *rest)
 
 
 def fused_states(q: Tensor, h: Tensor, block: int) -> Tensor:

@@ -5,13 +5,13 @@ Letters: B batch, H heads, P feature dim, S directions.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.ksvd import reference
 from primal_attention.ops.op import Op
 from primal_attention.precision import exact
@@ -164,9 +164,9 @@ def _gradients(ctx: Any, d_mean: Tensor | None, *_: Tensor | None) -> tuple[Tens
     *tensors, num_queries, num_keys, slopes, energies = ctx.saved_tensors
     counts, options = (num_queries, num_keys), (ctx.averaged, ctx.lambda_squared)
     grads: list[Tensor | None] = [None] * len(tensors)
-    if d_mean is not None and torch.is_grad_enabled():
-        whole = partial(_whole, counts, *options, ctx.squared)
-        grads = differentiable_gradients(whole, tensors, [d_mean])
+    if d_mean is not None and are_differentiated():
+        given = *counts, *options, ctx.squared
+        grads = differentiable_gradients(lambda *t: [_mean(*t, *given)], tensors, [d_mean])
     elif d_mean is not None:
         stacked = _backward(*tensors, *counts, slopes, energies, *options, d_mean, ctx.half)
         d_grams, d_weights, d_lambda, d_trace = stacked
@@ -175,28 +175,16 @@ def _gradients(ctx: Any, d_mean: Tensor | None, *_: Tensor | None) -> tuple[Tens
     return (*grads, *[None] * 6)
 
 
-def _whole(
-    counts: tuple[Tensor, Tensor],
-    averaged: bool,
-    lambda_squared: bool,
-    squared: bool,
-    *tensors: Any,
-) -> list[Tensor]:
+def _mean(*inputs: Any) -> Tensor:
     """The reference, differentiable as often as one likes."""
-    gram_q, gram_k, w_e, w_r, lambda_diag, trace = tensors
-    mean = reference.ksvd_objective(
-        gram_q,
-        gram_k,
-        w_e,
-        w_r,
-        lambda_diag,
-        trace,
-        *counts,
-        averaged=averaged,
-        lambda_squared=lambda_squared,
-        squared=squared,
+    *tensors, averaged, lambda_squared, squared = inputs
+    return reference.ksvd_objective(
+        *tensors, averaged=averaged, lambda_squared=lambda_squared, squared=squared
     )
-    return [mean]
+
+
+def _composition(*inputs: Any) -> tuple[Tensor, None, None]:
+    return _mean(*inputs[:-1]), None, None
 
 
 _forward = Op(
@@ -206,10 +194,12 @@ _forward = Op(
     fused="primal_attention.ops.ksvd.triton.forward",
     gradients=_gradients,
     save=_save,
+    composition=_composition,
 )
 _backward = Op(
     "ksvd_backward",
     backward_composed,
     _empty_gradients,
     fused="primal_attention.ops.ksvd.triton.backward",
+    backward_of=(_composition, lambda *t: Call((*t[:8], *t[10:12], True, False), t[12:13])),
 )

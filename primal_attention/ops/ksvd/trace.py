@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from primal_attention.ops.gradients import are_differentiated
 from primal_attention.ops.op import Op
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
@@ -49,7 +49,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 def _gradients(ctx: Any, d_trace: Tensor) -> tuple[Tensor, Tensor]:
     w_e, w_r = ctx.saved_tensors
-    if torch.is_grad_enabled():
+    if are_differentiated():
         return backward_composed(w_e, w_r, d_trace)
     grads: tuple[Tensor, Tensor] = _backward(w_e, w_r, d_trace)
     return grads
@@ -62,6 +62,7 @@ _forward = Op(
     fused="primal_attention.ops.ksvd.triton_trace.forward",
     gradients=_gradients,
     save=_save,
+    composition=forward_composed,
 )
 _backward = Op(
     "trace_backward",

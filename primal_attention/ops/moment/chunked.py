@@ -21,7 +21,8 @@ from primal_attention.ops.chunks import (
     zeroed,
 )
 from primal_attention.ops.features import features_of
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.moment import reference
 from primal_attention.ops.op import Op
 from primal_attention.precision import accumulation_dtype, exact
@@ -99,13 +100,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradients(ctx: Any, d_moment: Tensor) -> tuple[Tensor | None, ...]:
     z, values, token_mask = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        options = {"token_mask": token_mask, "feature_map": ctx.feature_map}
+    if are_differentiated():
         grads = differentiable_gradients(
-            lambda z, values: [reference.moment(z, values, **options)], [z, values], [d_moment]
+            lambda z, values: [_composition(z, values, token_mask, ctx.feature_map)],
+            [z, values],
+            [d_moment],
         )
         return (*grads, None, None)
     return (*_backward(z, values, token_mask, ctx.feature_map, d_moment), None, None)
+
+
+def _composition(z: Tensor, values: Tensor, token_mask: Tensor | None, feature_map: str) -> Tensor:
+    return reference.moment(z, values, token_mask=token_mask, feature_map=feature_map)
 
 
 _forward = Op(
@@ -115,10 +121,12 @@ _forward = Op(
     fused="primal_attention.ops.moment.triton.forward",
     gradients=_gradients,
     save=_save,
+    composition=_composition,
 )
 _backward = Op(
     "moment_backward",
     backward_in_pieces,
     _empty_gradients,
     fused="primal_attention.ops.moment.triton.backward",
+    backward_of=(_composition, lambda *t: Call(t[:4], t[4:])),
 )

@@ -11,7 +11,6 @@ Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,12 @@ from primal_attention.ops.chunks import (
 )
 from primal_attention.ops.collapse import collapse
 from primal_attention.ops.features import features_of
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import (
+    are_differentiated,
+    differentiable_gradients,
+    with_options,
+)
 from primal_attention.ops.op import Op
 from primal_attention.ops.primal.piece_gradients import d_features, d_outputs, twice
 from primal_attention.ops.primal.reference import PrimalResult
@@ -246,35 +250,40 @@ def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]
     d_outputs = tuple(None if d is None or not d.numel() else d for d in d_outputs)
     maps = token_mask, ctx.map_q, ctx.map_k
     grads: list[Tensor | None]
-    if torch.is_grad_enabled():
-        grads = differentiable_gradients(partial(in_one_piece, *maps), tensors, d_outputs)
+    if are_differentiated():
+        whole = with_options(in_one_piece, *maps)
+        grads = differentiable_gradients(whole, tensors, d_outputs)
     else:
         computed = _backward(*tensors, *maps, *d_outputs)
         grads = [None if x is None else d for x, d in zip(tensors, computed, strict=True)]
     return (*grads, *[None] * 5)
 
 
+@exact
 def in_one_piece(
-    token_mask: Tensor | None,
-    map_q: str,
-    map_k: str,
     q: Tensor,
     k: Tensor | None,
     a_e: Tensor | None,
     a_r: Tensor | None,
     bias: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+    gram_q: bool = True,
+    gram_k: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The collapsed form in one piece, differentiable as often as one likes."""
     whole = slice(0, q.shape[1])
     mask = mask_of(token_mask, whole)
     out = q.new_zeros(()) if bias is None else accumulate(bias)
     grams = []
-    for side in (_Side(q, a_e, map_q), _Side(k, a_r, map_k)):
+    sides = (_side(q, a_e, map_q), gram_q), (_side(k, a_r, map_k), gram_k)
+    for side, wanted in sides:
         if side.z is None:
             grams.append(q.new_empty(0))
             continue
         phi = zeroed(FIXED_MAPS[side.feature_map].forward(head_first(side.z, whole)), mask)
-        grams.append(phi.mT @ phi)
+        grams.append(phi.mT @ phi if wanted else phi.new_empty(0))
         if side.a is not None:
             out = out + phi @ side.a
     if out.ndim == 4:
@@ -289,10 +298,12 @@ _forward = Op(
     fused="primal_attention.ops.primal.triton.forward",
     gradients=_gradients,
     save=_save,
+    composition=in_one_piece,
 )
 _backward = Op(
     "primal_backward",
     backward_in_pieces,
     _empty_gradients,
     fused="primal_attention.ops.primal.triton.backward",
+    backward_of=(in_one_piece, lambda *t: Call(t[:8], t[8:])),
 )

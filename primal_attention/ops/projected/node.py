@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.op import Op
 from primal_attention.precision import exact
 
@@ -50,6 +51,13 @@ class Signature(NamedTuple):
         given = f"{self.tensors}, {self.options}, Tensor e, Tensor r, {self.kept}, {_GRADIENTS}"
         return f"({given}{', bool spent' if self.spends else ''}) -> {_tensors(self.number)}"
 
+    def call(self, *inputs: Any) -> Call:
+        """The forward pass and the gradients of its outputs, of the inputs of the backward pass."""
+        given = self.number + _count(self.options)
+        first = given + 2 + _count(self.kept)
+        d_outputs, wanted = inputs[first : first + OUTPUTS], inputs[first + OUTPUTS :][:2]
+        return Call((*inputs[:given], True, True), d_outputs, wanted)
+
 
 def register(
     name: str,  # of the op and of its folder
@@ -67,6 +75,7 @@ def register(
         empty[1],
         fused=f"{fused}.backward",
         schema=signature.backward,
+        backward_of=(_all_grams(reference), signature.call),
     )
     computed = partial(_with_spent, backward_op) if signature.spends else backward_op
     return Op(
@@ -76,6 +85,7 @@ def register(
         fused=f"{fused}.forward",
         gradients=partial(gradients, signature.number, computed, reference),
         save=save,
+        composition=_all_grams(reference),
         schema=signature.forward,
     )
 
@@ -104,13 +114,18 @@ def gradients(
     tensors, options, kept = given[:number], given[number:], saved[count:]
     used = [None if d is None or not d.numel() else d for d in d_outputs[:OUTPUTS]]
     grads: list[Tensor | None]
-    if torch.is_grad_enabled():
+    if are_differentiated():
         grads = differentiable_gradients(lambda *t: reference(*t, *options), tensors, used)
     else:
         wanted = ctx.needs_input_grad[:number]
         computed = backward(*given, *kept, *used, *wanted[:2])
         grads = [d if wants else None for wants, d in zip(wanted, computed, strict=True)]
     return (*grads, *[None] * (len(options) + 2))
+
+
+def _all_grams(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The reference with the inputs of the op, the last two of which say what is wanted."""
+    return lambda *inputs: reference(*inputs[:-2])
 
 
 def _with_spent(backward: Callable[..., Any], x: Tensor, *given: Any) -> tuple[Tensor, ...]:

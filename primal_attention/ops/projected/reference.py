@@ -58,5 +58,5 @@ def projected_attention(
         a_e, a_r = (None if c is None else a for a, c in zip(collapsed, (c_e, c_r), strict=True))
     else:
         e, r, a_e, a_r = sampled_weights(x, index, w_e, w_r, c_e, c_r, scale)
-    result = in_one_piece(token_mask, map_q, map_k, q, k, a_e, a_r, bias)
+    result = in_one_piece(q, k, a_e, a_r, bias, token_mask, map_q, map_k)
     return ProjectedResult(*result, e, r)

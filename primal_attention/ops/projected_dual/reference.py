@@ -73,5 +73,5 @@ def projected_dual_attention(
     r = inverse_n * moment(q, h_e, token_mask=token_mask, feature_map=map_q)
     collapsed = collapse_composed(e, r, c_e, c_r)
     a_e, a_r = (None if c is None else a for a, c in zip(collapsed, (c_e, c_r), strict=True))
-    result = in_one_piece(token_mask, map_q, map_k, q, k, a_e, a_r, bias)
+    result = in_one_piece(q, k, a_e, a_r, bias, token_mask, map_q, map_k)
     return ProjectedResult(*result, e, r)

@@ -6,14 +6,18 @@ piece b sequences and n tokens.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from primal_attention.ops.chunks import Scratch, masked, piece_slices
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import (
+    are_differentiated,
+    differentiable_gradients,
+    with_options,
+)
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.op import Op
 from primal_attention.ops.products import affine
@@ -178,7 +182,7 @@ def backward_in_pieces(
             d_rows += d_qk[where]
         if means is not None:
             d_rows = means.pass_on(d_rows.flatten(2, 3), where)
-        rows = d_rows.view(-1, len(weight))
+        rows = d_rows.reshape(-1, len(weight))  # torch.where may follow the strides of a mask
         if of_x:
             dx[where] = affine(rows, weight.mT).view(dx[where].shape)
         if of_weight:
@@ -222,8 +226,8 @@ def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]
     *tensors, index, token_mask, scores, qk, e, r = ctx.saved_tensors
     scale, causal, *maps = ctx.options
     options = index, scale, causal, token_mask, *maps
-    if torch.is_grad_enabled():
-        whole = partial(_whole, options)
+    if are_differentiated():
+        whole = with_options(reference.projected_scores, *options)
         grads = differentiable_gradients(whole, tensors, d_outputs)
     else:
         wanted = ctx.needs_input_grad[: len(tensors)]
@@ -232,16 +236,17 @@ def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]
     return (*grads, *[None] * len(options))
 
 
-def _whole(options: tuple[Any, ...], *tensors: Any) -> ProjectedScores:
-    """The reference, differentiable as often as one likes."""
-    return reference.projected_scores(*tensors, *options)
-
-
 _forward = Op(
     "projected_scores_forward",
     forward_in_pieces,
     _empty_outputs,
     gradients=_gradients,
     save=_save,
+    composition=reference.projected_scores,
 )
-_backward = Op("projected_scores_backward", backward_in_pieces, _empty_gradients)
+_backward = Op(
+    "projected_scores_backward",
+    backward_in_pieces,
+    _empty_gradients,
+    backward_of=(reference.projected_scores, lambda *t: Call(t[:11], t[15:20], t[20:22])),
+)

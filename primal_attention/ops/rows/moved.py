@@ -26,7 +26,7 @@ def moved(
 def gathered(rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
     """The rows in their new places."""
     there = there.view(-1, *[1] * (rows.ndim - 1))
-    return rows.index_select(0, there.flatten().clamp(min=0)).masked_fill_(there < 0, 0)
+    return rows.index_select(0, there.flatten().clamp(min=0)).masked_fill(there < 0, 0)
 
 
 def _empty_rows(rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
@@ -48,4 +48,5 @@ _moved = Op(
     _empty_rows,
     gradients=_gradients,
     save=_save,
+    composition=gathered,
 )

@@ -20,6 +20,7 @@ from torch import Tensor
 from primal_attention.ops.chunks import masked, token_chunks
 from primal_attention.ops.launch import empty_rows
 from primal_attention.ops.op import Op
+from primal_attention.ops.running_mean import reference
 from primal_attention.ops.running_mean.reference import RunningMean
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
@@ -131,6 +132,12 @@ def _gradients_of_gradients(
     return (*_forward(d_dz, d_d_before, *ctx.saved_tensors), None, None)
 
 
+def _composition(
+    z: Tensor, before: Tensor | None, counts: Tensor, token_mask: Tensor | None
+) -> RunningMean:
+    return reference.running_mean(z, counts, token_mask=token_mask, before=before)
+
+
 _forward = Op(
     "running_mean_forward",
     forward_in_pieces,
@@ -138,6 +145,7 @@ _forward = Op(
     fused="primal_attention.ops.running_mean.triton.forward",
     gradients=_gradients,
     save=_save,
+    composition=_composition,
 )
 _backward = Op(
     "running_mean_backward",
@@ -146,4 +154,5 @@ _backward = Op(
     fused="primal_attention.ops.running_mean.triton.backward",
     gradients=_gradients_of_gradients,
     save=_save,
+    composition=reference.running_mean_gradients,
 )

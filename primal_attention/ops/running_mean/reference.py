@@ -43,3 +43,17 @@ def running_mean(
         sums = sums + before[:, None]
     mean = sums / counts.clamp(min=1)[:, :, None, None]
     return RunningMean(mean.to(z.dtype), sums[:, -1])
+
+
+def running_mean_gradients(
+    d_mean: Tensor,  # [B, N, H, C]
+    d_total: Tensor | None,  # [B, H, C]
+    counts: Tensor,  # [B, N], from token_counts
+    token_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the tokens and of the sum before them: the transposed map, which is linear."""
+    shares = accumulate(d_mean) / counts.clamp(min=1)[:, :, None, None]
+    sums = shares.flip(1).cumsum(1).flip(1)
+    if d_total is not None:
+        sums = sums + d_total[:, None]
+    return masked(sums, token_mask).to(d_mean.dtype), sums[:, 0]

@@ -12,7 +12,6 @@ M landmarks.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from primal_attention.ops.collapse.composed import side_backward
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.op import Op
 from primal_attention.ops.sampled import reference
@@ -191,25 +191,19 @@ def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]
     d_outputs = tuple(None if d is None or not d.numel() else d for d in d_outputs)
     tensors = [x, *matrices]
     grads: list[Tensor | None]
-    if torch.is_grad_enabled():
-        grads = differentiable_gradients(partial(_plain, index, ctx.scale), tensors, d_outputs)
+    if are_differentiated():
+        grads = differentiable_gradients(
+            lambda x, *matrices: _composition(x, index, *matrices, ctx.scale), tensors, d_outputs
+        )
     else:
         computed = _backward(x, index, *matrices, ctx.scale, e, r, *d_outputs)
         grads = [None if t is None else d for t, d in zip(tensors, computed, strict=True)]
     return grads[0], None, *grads[1:], None
 
 
-def _plain(
-    index: Tensor,
-    scale: float,
-    x: Tensor,
-    w_e: Tensor,
-    w_r: Tensor,
-    c_e: Tensor | None,
-    c_r: Tensor | None,
-) -> list[Tensor]:
+def _composition(x: Tensor, *inputs: Any) -> list[Tensor]:
     """The reference, with something in the place of what is missing."""
-    result = reference.sampled_weights(x, index, w_e, w_r, c_e, c_r, scale)
+    result = reference.sampled_weights(x, *inputs)
     return [x.new_empty(0) if each is None else each for each in result]
 
 
@@ -220,10 +214,12 @@ _forward = Op(
     fused="primal_attention.ops.sampled.triton.forward",
     gradients=_gradients,
     save=_save,
+    composition=_composition,
 )
 _backward = Op(
     "sampled_backward",
     backward_composed,
     _empty_gradients,
     fused="primal_attention.ops.sampled.triton.backward",
+    backward_of=(_composition, lambda *t: Call(t[:7], t[9:])),
 )

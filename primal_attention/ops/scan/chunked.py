@@ -16,10 +16,14 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.chunks import head_first, mask_of, slices, zeroed
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import (
+    are_differentiated,
+    differentiable_gradients,
+    with_options,
+)
 from primal_attention.ops.launch import empty_rows
 from primal_attention.ops.op import Op
-from primal_attention.ops.scan import reference
 from primal_attention.ops.scan.reference import ScanResult
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
@@ -159,15 +163,38 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(ctx: Any, d_out: Tensor, d_state: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, token_mask = ctx.saved_tensors
     grads: list[Tensor | None]
-    if torch.is_grad_enabled():
-        maps = {"token_mask": token_mask, "map_q": ctx.map_q, "map_k": ctx.map_k}
-        grads = differentiable_gradients(
-            lambda *x: reference.scan(*x, **maps), tensors, [d_out, d_state]
-        )
+    if are_differentiated():
+        options = token_mask, ctx.map_q, ctx.map_k
+        whole = with_options(_composition, *options)
+        grads = differentiable_gradients(whole, tensors, [d_out, d_state])
     else:
         computed = _backward(*tensors, token_mask, ctx.map_q, ctx.map_k, d_out, d_state)
         grads = [None if x is None else d for x, d in zip(tensors, computed, strict=True)]
     return (*grads, None, None, None)
+
+
+@exact
+def _composition(
+    q: Tensor,
+    k: Tensor,
+    values: Tensor,
+    value_map: Tensor | None,
+    state: Tensor | None,
+    token_mask: Tensor | None,
+    map_q: str,
+    map_k: str,
+) -> tuple[Tensor, Tensor]:
+    """The forward pass by operations that have derivatives."""
+    pieces = _Pieces((q, k, values, value_map), token_mask, (map_q, map_k))
+    outputs, prefix = [], state
+    for piece in pieces.slices:
+        phi_q, phi_k, v = pieces(piece)
+        read = (phi_q @ phi_k.mT).tril() @ v
+        outputs.append(read if prefix is None else read + phi_q @ prefix)
+        moment = phi_k.mT @ v
+        prefix = moment if prefix is None else prefix + moment
+    assert prefix is not None
+    return torch.cat(outputs, 2).transpose(1, 2), prefix
 
 
 _forward = Op(
@@ -177,10 +204,12 @@ _forward = Op(
     fused="primal_attention.ops.scan.triton.forward",
     gradients=_gradients,
     save=_save,
+    composition=_composition,
 )
 _backward = Op(
     "scan_backward",
     backward_in_pieces,
     _empty_gradients,
     fused="primal_attention.ops.scan.triton.backward",
+    backward_of=(_composition, lambda *t: Call(t[:8], t[8:])),
 )

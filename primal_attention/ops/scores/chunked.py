@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from primal_attention.ops.chunks import Scratch, piece_slices
-from primal_attention.ops.gradients import differentiable_gradients
+from primal_attention.ops.flops import Call
+from primal_attention.ops.gradients import are_differentiated, differentiable_gradients
 from primal_attention.ops.op import Op
 from primal_attention.ops.scores import reference
 from primal_attention.ops.scores.piece import (
@@ -115,10 +115,22 @@ def _gradients(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]
     def whole(qk: Tensor, w_e: Tensor, w_r: Tensor) -> ScoresResult:
         return reference.primal_scores(qk, w_e, w_r, *options)
 
-    if torch.is_grad_enabled():
+    if are_differentiated():
         return (*differentiable_gradients(whole, tensors, d_outputs), None, None, None)
     return (*_backward(*tensors, *options, scores, *d_outputs), None, None, None)
 
 
-_forward = Op("scores_forward", forward_in_pieces, _empty_outputs, gradients=_gradients, save=_save)
-_backward = Op("scores_backward", backward_in_pieces, _empty_gradients)
+_forward = Op(
+    "scores_forward",
+    forward_in_pieces,
+    _empty_outputs,
+    gradients=_gradients,
+    save=_save,
+    composition=reference.primal_scores,
+)
+_backward = Op(
+    "scores_backward",
+    backward_in_pieces,
+    _empty_gradients,
+    backward_of=(reference.primal_scores, lambda *t: Call(t[:6], t[7:])),
+)

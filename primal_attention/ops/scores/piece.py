@@ -1,7 +1,7 @@
 """Scores and gradients of one piece: some tokens of some sequences, small enough for the cache.
 
 Everything stays in the layout of the projections, token by token; products of one head step over
-the others. Cosine maps in float32 are left to ``native.py`` where it can have its library.
+the others.
 
 Letters: b sequences, n tokens, H heads, C head dim, P feature dim, S directions; G heads, those of
 the sides that have one feature map.
@@ -17,10 +17,8 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS, inverse_norm
 from primal_attention.ops.chunks import Scratch, zeroed
-from primal_attention.ops.scores.native import wrote_gradients, wrote_scores
+from primal_attention.ops.features import is_cosine
 from primal_attention.precision import accumulate
-
-_COSINES = "cosine", "cosine"
 
 
 def stacked(w_e: Tensor, w_r: Tensor, batch: int) -> Tensor:
@@ -61,7 +59,7 @@ class _Heads(NamedTuple):
 
     def rows(self) -> Tensor:
         """The features, where they are cosines without their factor, [b, n, G, P]."""
-        if self.feature_map == "cosine":
+        if is_cosine(self.feature_map):
             return self.z
         return zeroed(FIXED_MAPS[self.feature_map].forward(self.z), self.mask)
 
@@ -87,12 +85,10 @@ def add_scores(
     scratch: Scratch,
 ) -> None:
     """Write the scores, and add their squares to the energies."""
-    if maps == _COSINES and wrote_scores(qk, weights, token_mask, scores, energies):
-        return
     for heads in _heads(qk, weights, token_mask, maps):
         score = heads.of(scores)
         _write_product(score, heads.rows(), heads.weights)
-        if heads.feature_map == "cosine":
+        if is_cosine(heads.feature_map):
             score *= inverse_norm(heads.z)
         squares = torch.mul(score, score, out=scratch.room("product", *score.shape))
         heads.of_sums(energies).add_(squares.sum(1))
@@ -111,9 +107,6 @@ def add_gradients(
     scratch: Scratch,
 ) -> None:
     """Write the gradients of queries and keys, and add to those of the weights."""
-    tensors = qk, weights, token_mask, scores, d_scores, d_energies, d_qk, d_weights
-    if maps == _COSINES and wrote_gradients(*tensors):
-        return
     for heads in _heads(qk, weights, token_mask, maps):
         score, dz = accumulate(heads.of(scores)), heads.of(d_qk)
         d_score, product = (scratch.room(name, *score.shape) for name in ("d_score", "product"))
@@ -123,7 +116,7 @@ def add_gradients(
         else:
             of_energies = heads.of_sums(d_energies)[:, None]
             torch.addcmul(given, score, of_energies, value=2.0, out=d_score)
-        if heads.feature_map == "cosine":
+        if is_cosine(heads.feature_map):
             inverse = inverse_norm(heads.z)
             d_score *= inverse
             radial = torch.mul(score, d_score, out=product).sum(-1, keepdim=True) * inverse
