@@ -71,7 +71,7 @@ def test_the_state_does_not_grow(attention):
     def size(length):
         cache = model(torch.randint(3, 31, (2, length))).past_key_values
         assert cache.get_seq_length() == length
-        return sum(tensor.numel() for layer in cache.layers for tensor in layer.read())
+        return sum(tensor.numel() for layer in cache.layers for tensor in layer.state)
 
     assert size(5) == size(29)
 
@@ -97,7 +97,7 @@ def test_a_cache_can_be_continued_copied_and_reset():
     assert_close(model(tokens, past_key_values=cache).logits, full)
     cache.batch_select_indices(torch.tensor([1]))
     cache.batch_repeat_interleave(2)
-    assert all(tensor.shape[0] == 2 for layer in cache.layers for tensor in layer.read())
+    assert all(tensor.shape[0] == 2 for layer in cache.layers for tensor in layer.state)
 
 
 def test_a_training_pass_can_be_continued():

@@ -12,6 +12,7 @@ from copy import deepcopy
 from einops import rearrange
 from torch import Tensor, nn
 
+from primal_attention.patching.hosts.rotation import running_rotation
 from primal_attention.patching.hosts.transformers_attention import TransformersAttention
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "q_global", "k_global", "v_global")
@@ -65,7 +66,8 @@ class RotaryAttention(TransformersAttention):
         if not name.startswith("v"):
             norm = f"{name[0]}_norm"
             z = getattr(self, norm)(z) if hasattr(self, norm) else z
-            assert self.positions is not None
-            z, _ = self._rotate(z, z[:, :0], *self.positions)
+            rotation = running_rotation()
+            assert rotation is not None
+            z, _ = self._rotate(z, z[:, :0], *rotation)
         z = z.repeat_interleave(self.num_heads // z.shape[1], dim=1)
         return rearrange(z, "b h n c -> b n (h c)")
