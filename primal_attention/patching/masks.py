@@ -25,17 +25,22 @@ class Rows(NamedTuple):
     packing: Packing | None = None  # where rows hold several sequences each
 
 
-def token_mask_of(mask: Any, *, num_queries: int, num_before: int, causal: bool) -> Tensor | None:
+def token_mask_of(
+    mask: Any, *, num_queries: int, num_before: int | Tensor, causal: bool
+) -> Tensor | None:
     """The real ones [B, N] of the new tokens, from the mask of a self-attention.
 
     Args:
         mask: None, padding [B, T], or a mask [B, H or 1, N, T], boolean (True is seen) or additive.
         num_queries: How many new tokens there are, N.
-        num_before: How many tokens came before them: T is at least N plus these.
+        num_before: How many tokens came before them, a tensor in a cache of fixed size: T is at
+            least N plus these.
         causal: Whether the layer is causal, and so must be the mask.
     """
-    if mask is None or _has_two_dimensions(mask, num_before + num_queries):
-        return None if mask is None else mask[:, num_before : num_before + num_queries] > 0
+    if mask is None:
+        return None
+    if _has_two_dimensions(mask, num_before + num_queries):
+        return _selected(mask, num_queries, num_before) > 0
     real, fits = _as_padding(seen_by(mask), num_queries, num_before, causal=causal)
     _require(fits, causal=causal)
     return real
@@ -80,14 +85,14 @@ def seen_by(mask: Tensor) -> Tensor:
     return seen
 
 
-def _has_two_dimensions(mask: Any, num_keys: int) -> bool:
+def _has_two_dimensions(mask: Any, num_keys: int | Tensor) -> bool:
     """Whether a mask is padding [B, T]; an error where it cannot be read."""
     if not isinstance(mask, Tensor):
         raise ValueError(
             f"attention_mask is a {type(mask).__name__}, of which a patched layer cannot read the "
             "padding; use the attention implementation 'sdpa' or 'eager'"
         )
-    if mask.shape[-1] < num_keys:
+    if not isinstance(num_keys, Tensor) and mask.shape[-1] < num_keys:
         raise ValueError(
             f"attention_mask covers {mask.shape[-1]} tokens, but there are {num_keys}: a mask of "
             "a sliding window cannot be honoured"
@@ -95,41 +100,47 @@ def _has_two_dimensions(mask: Any, num_keys: int) -> bool:
     return mask.ndim == 2
 
 
+def _selected(row: Tensor, num_queries: int, num_before: int | Tensor) -> Tensor:
+    """What a row [B, T] says of the new tokens, [B, N]."""
+    if isinstance(num_before, Tensor):
+        places = num_before + torch.arange(num_queries, device=row.device)
+        return row.index_select(1, places)
+    return row[:, num_before : num_before + num_queries]
+
+
 def _as_padding(
-    seen: Tensor, num_queries: int, num_before: int, *, causal: bool
+    seen: Tensor, num_queries: int, num_before: int | Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """The real ones [B, N] of the new tokens, and whether the mask says no more than that."""
-    num_keys = num_before + num_queries
-    real = seen[:, 0, -1, :num_keys]  # the last token sees every real one
-    expected = real[:, None, None, :]
+    keys = torch.arange(seen.shape[-1], device=seen.device)
+    inside = keys < num_before + num_queries
+    row = seen[:, 0, -1] & inside  # the last token sees every real one
+    real, expected = _selected(row, num_queries, num_before), row[:, None, None, :]
     if causal:
-        expected = expected & _past(num_queries, num_before, seen.device)
-    fits = _fits(seen, expected, real[:, num_before:])
-    return real[:, num_before:], fits
+        queries = torch.arange(num_queries, device=seen.device)[:, None]
+        expected = expected & (keys <= num_before + queries)
+    return real, _fits(seen, expected, real, inside)
 
 
 def _as_sequences(seen: Tensor, num_tokens: int, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Real tokens [B, N], the first token of the sequence of each, and whether that is all."""
+    tokens = torch.arange(num_tokens, device=seen.device)
     own = seen[:, 0, :num_tokens, :num_tokens]
     real = own.diagonal(dim1=1, dim2=2)
     starts = own.int().argmax(-1)
     expected = (starts[:, :, None] == starts[:, None, :]) & real[:, None, :]
     if causal:
-        expected = expected & _past(num_tokens, 0, seen.device)
-    return real, starts, _fits(seen, expected[:, None], real)
+        expected = expected & (tokens <= tokens[:, None])
+    inside = torch.ones_like(tokens, dtype=torch.bool)
+    fits = _fits(seen[..., :num_tokens], expected[:, None], real, inside)
+    return real, starts, fits & ~seen[..., num_tokens:].any()
 
 
-def _fits(seen: Tensor, expected: Tensor, real: Tensor) -> Tensor:
-    """Whether real queries see what is expected, and nothing beyond the tokens."""
-    whole = seen[..., : expected.shape[-1]]
+def _fits(seen: Tensor, expected: Tensor, real: Tensor, inside: Tensor) -> Tensor:
+    """Whether real queries see what is expected, and nobody anything but the tokens inside."""
     # Some hosts let a padded query see everything, to spare its softmax the division by zero.
-    fits = (whole == expected) | (~real[:, None, :, None] & whole.all(-1, keepdim=True))
-    return fits.all() & ~seen[..., expected.shape[-1] :].any()
-
-
-def _past(num_queries: int, num_before: int, device: torch.device) -> Tensor:
-    ones = torch.ones(num_queries, num_before + num_queries, dtype=torch.bool, device=device)
-    return ones.tril(num_before)
+    spared = ~real[:, None, :, None] & (seen | ~inside).all(-1, keepdim=True)
+    return ((seen == expected) | spared).all() & ~(seen & ~inside).any()
 
 
 def _require(fits: Tensor, *, causal: bool) -> None:

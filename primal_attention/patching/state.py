@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
 from primal_attention.patching.inputs import Inputs, joined
 
@@ -16,6 +17,14 @@ REMEMBERED = 128
 
 Extend = Callable[[Inputs, Any], Any]
 """The state after more tokens, from these and the state before them."""
+
+
+class KeyShape(NamedTuple):
+    """What the keys are like that the host would have put into the cache."""
+
+    num_heads: int
+    head_dim: int
+    dtype: torch.dtype
 
 
 @dataclass
@@ -37,23 +46,50 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     its sequences, to remove the last tokens of a draft) and holds a NamedTuple of tensors whose
     size does not grow, for mechanisms that have such a state. Sums cannot be taken back, so the
     last tokens of a single sequence are kept beside the state before them.
+
+    There are no keys and values: ``keys`` and ``values`` are tensors on the ``meta`` device, which
+    have the shape and the dtype that the host's would have, and no numbers to compute with.
     """
 
     is_initialized = is_croppable = True
     is_compileable = is_sliding = supports_early_init = False
 
-    def __init__(self) -> None:
-        self.keys = self.values = None
-        self.num_tokens = 0
+    def __init__(self, shape: KeyShape) -> None:
+        self.shape = shape
+        self.num_tokens: Any = 0  # an int
         self.state: Any = None  # None before the first token, or where it is yet to be computed
         self._stretches: list[_Stretch] = []
 
     def __repr__(self) -> str:
-        return f"StateLayer(num_tokens={self.num_tokens})"
+        return f"{type(self).__name__}(num_tokens={int(self.num_tokens)})"
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there were tokens."""
+        return self.state is not None or bool(self._stretches)
+
+    @property
+    def batch_size(self) -> int:
+        """How many sequences there are, once there are tokens."""
+        first = self._stretches[-1].passes[0].x if self.state is None else self.state[0]
+        return int(first.shape[0])
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The shape of the keys of all tokens so far, without data."""
+        if not self.is_started:
+            return None
+        size = (self.batch_size, self.shape.num_heads, self._num_keys(), self.shape.head_dim)
+        return torch.empty(size, dtype=self.shape.dtype, device="meta")
+
+    @property
+    def values(self) -> Tensor | None:
+        """The same of the values."""
+        return self.keys
 
     def read(self, extend: Extend) -> Any:
         """The state after the tokens so far; None before the first."""
-        if self.state is None and self.num_tokens:
+        if self.state is None and self._stretches:
             stretch = self._stretches[-1]
             self.state = extend(joined(stretch.passes), stretch.before)
         return self.state
@@ -61,7 +97,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     def keep(self, state: Any, num_new: int) -> None:
         """Keep the state after so many more tokens, and no way back from it."""
         self.state, self._stretches = state, []
-        self.num_tokens += num_new
+        self._count(num_new)
 
     def keep_with_way_back(self, state: Any, before: Any, new: Inputs) -> None:
         """Keep the state after the tokens of a pass, and what it takes to remove some of them."""
@@ -69,14 +105,14 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             self._stretches = [*self._stretches[-1:], _Stretch(before)]
         self._stretches[-1].passes.append(new)
         self.state = state
-        self.num_tokens += new.length
+        self._count(new.length)
 
     def postpone(self, new: Inputs) -> None:
         """Keep the tokens of a first pass, which is not likely to be continued."""
         self.state, self._stretches = None, [_Stretch(None, [new])]
-        self.num_tokens += new.length
+        self._count(new.length)
 
-    def get_seq_length(self) -> int:
+    def get_seq_length(self) -> Any:
         """How many tokens were seen."""
         return self.num_tokens
 
@@ -141,6 +177,12 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             "and values; start a model that is not patched with an empty cache"
         )
 
+    def _count(self, num_new: int) -> None:
+        self.num_tokens += num_new
+
+    def _num_keys(self) -> int:
+        return int(self.num_tokens)
+
     def offload(self) -> None:
         """The state stays where it is: it is small."""
 
@@ -169,18 +211,91 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             stretch.passes = [inputs.each(change) for inputs in stretch.passes]
 
 
-def state_layer(cache: Any, index: int) -> StateLayer:
+class StaticStateLayer(StateLayer):
+    """The same in a cache of fixed size, for graphs that are compiled once for all tokens.
+
+    The number of tokens is a tensor, and the state stays where it is in memory.
+    """
+
+    is_compileable, is_croppable = True, False
+
+    def __init__(self, shape: KeyShape, max_tokens: int) -> None:
+        super().__init__(shape)
+        self.max_tokens = max_tokens
+        self.num_tokens = torch.tensor(0)
+
+    def keep(self, state: Any, num_new: int) -> None:
+        """Overwrite the state, in place unless it is the first or has grown."""
+        if self.state is None or any(map(_differ, self.state, state)):
+            state = type(state)(*(tensor.clone() for tensor in state))
+            self.num_tokens = self.num_tokens.to(state[0].device)
+            _mark_static((*state, self.num_tokens))
+            super().keep(state, num_new)
+            return
+        for old, new in zip(self.state, state, strict=True):
+            old.copy_(new)
+        self._count(num_new)
+
+    def keep_with_way_back(self, state: Any, before: Any, new: Inputs) -> None:
+        """Keep the state alone: no tokens are removed from a cache of fixed size."""
+        self.keep(state, new.length)
+
+    def get_seq_length(self) -> Any:
+        """How many tokens were seen: a tensor from the first on."""
+        return self.num_tokens if self.is_started else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The mask covers all tokens that there may be."""
+        return self.max_tokens, 0
+
+    def get_max_length(self) -> int:
+        """The size of the cache."""
+        return self.max_tokens
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: no way back is kept."""
+        if tokens_to_remove:
+            raise ValueError("tokens cannot be removed from a cache of fixed size")
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.num_tokens.zero_()
+        self.state, self._stretches = None, []
+
+    def _count(self, num_new: int) -> None:
+        self.num_tokens.add_(num_new)
+
+    def _num_keys(self) -> int:
+        return self.max_tokens
+
+
+def _differ(old: Tensor, new: Tensor) -> bool:
+    return old.shape != new.shape
+
+
+def _mark_static(tensors: Iterable[Tensor]) -> None:
+    """Have CUDA graphs take the tensors where they are."""
+    if not torch.compiler.is_compiling():
+        for tensor in tensors:
+            torch._dynamo.mark_static_address(tensor)
+
+
+def state_layer(cache: Any, index: int, shape: KeyShape) -> StateLayer:
     """The layer of that index of a cache, made one of ours if it is not yet."""
     cache = getattr(cache, "self_attention_cache", cache)
     layers = cache.layers
     while len(layers) <= index:
         layers.append(cache.layer_class_to_replicate())
-    if not isinstance(layers[index], StateLayer):
-        if layers[index].get_seq_length():
+    there = layers[index]
+    if not isinstance(there, StateLayer):
+        if there.get_seq_length():
             raise ValueError(
                 f"layer {index} of past_key_values holds keys and values of another model; start "
                 "a patched model with an empty cache"
             )
-        layers[index] = StateLayer()
+        static = isinstance(there, StaticLayer)
+        layers[index] = (
+            StaticStateLayer(shape, there.max_cache_len) if static else StateLayer(shape)
+        )
     found: StateLayer = layers[index]
     return found

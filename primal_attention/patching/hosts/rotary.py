@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 from einops import rearrange
 from torch import Tensor, nn
@@ -44,6 +45,8 @@ class RotaryAttention(TransformersAttention):
     def __init__(self, mechanism: nn.Module, module: nn.Module):
         super().__init__(mechanism, module.layer_idx)  # type: ignore[arg-type]
         self.num_heads, self.head_dim = int(mechanism.num_heads), int(mechanism.head_dim)  # type: ignore[arg-type]
+        keys: Any = module.get_submodule("k_proj")
+        self.num_key_heads = int(keys.out_features) // self.head_dim
         code = sys.modules[type(module).__module__]
         self._rotate: Callable[..., tuple[Tensor, Tensor]] = code.apply_rotary_pos_emb
         for name in ("q_norm", "k_norm"):

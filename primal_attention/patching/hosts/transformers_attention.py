@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.patching.adapter import PatchedAttention
+from primal_attention.patching.hosts.collector import collected_weights
 from primal_attention.patching.hosts.rotation import rotated
 from primal_attention.patching.inputs import Inputs, Packing
 from primal_attention.patching.masks import rows_of, token_mask_of
+from primal_attention.patching.padding_only import register
 
 if TYPE_CHECKING:  # it imports transformers
     from primal_attention.patching.state import StateLayer
@@ -22,12 +24,18 @@ if TYPE_CHECKING:  # it imports transformers
 class TransformersAttention(PatchedAttention):
     """Self-attention called as ``(hidden_states, attention_mask, past_key_values)``.
 
-    Returns the outputs and None: there is no matrix of attention weights.
+    Returns the outputs and None: there is no matrix of attention weights. Where the host collects
+    such matrices, one without data stands for it.
     """
 
     def __init__(self, mechanism: nn.Module, layer_idx: int | None):
         super().__init__(mechanism)
         self.layer_idx = layer_idx
+        self.num_key_heads = int(mechanism.num_heads)  # type: ignore[arg-type]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        register()  # it may have come from another process
 
     @classmethod
     def of(cls, module: nn.Module, mechanism: nn.Module) -> TransformersAttention:
@@ -47,22 +55,34 @@ class TransformersAttention(PatchedAttention):
         inputs = Inputs(hidden_states, None, position_embeddings)
         if past_key_values is None:
             bounds = others.get("cu_seq_lens_q")
-            return self._attend_rows(inputs, attention_mask, bounds), None
-        layer = self._layer(past_key_values)
+            y = self._attend_rows(inputs, attention_mask, bounds)
+            self._show_weights(y, inputs.length)
+            return y, None
+        layer = self._layer(past_key_values, hidden_states.dtype)
         real = token_mask_of(
             attention_mask,
             num_queries=inputs.length,
-            num_before=layer.num_tokens,
+            num_before=layer.num_tokens if layer.is_started else 0,
             causal=self.causal,
         )
         inputs = inputs._replace(mask=_of_all_rows(real, hidden_states))
-        if layer.num_tokens or (self._decodes() and not self.training):
-            return self._continue(inputs, layer), None
-        y = self._attend(inputs)
-        layer.postpone(
-            inputs.each(Tensor.detach)
-        )  # a training pass, which the objectives read, is seldom continued
+        if layer.is_started or (self._decodes() and not self.training):
+            y = self._continue(inputs, layer)
+        else:  # a training pass, which the objectives read, is seldom continued
+            y = self._attend(inputs)
+            layer.postpone(inputs.each(Tensor.detach))
+        self._show_weights(y, layer.get_mask_sizes(0)[0])
         return y, None
+
+    def _show_weights(self, y: Tensor, num_keys: int) -> None:
+        """Give the host a matrix [B, H, N, T] without data where it collects attention weights.
+
+        It is on the ``meta`` device: its shape can be read, and its numbers cannot.
+        """
+        weights = collected_weights()
+        if weights is not None:
+            size = (y.shape[0], int(self.mechanism.num_heads), y.shape[1], num_keys)
+            weights.append(torch.empty(size, dtype=y.dtype, device="meta"))
 
     def _attend_rows(self, inputs: Inputs, mask: Any, bounds: Tensor | None) -> Tensor:
         """The outputs of rows that may hold several sequences each."""
@@ -79,15 +99,16 @@ class TransformersAttention(PatchedAttention):
             y: Tensor = self.mechanism(inputs.x, token_mask=inputs.mask)
         return y
 
-    def _layer(self, past_key_values: Any) -> StateLayer:
-        from primal_attention.patching.state import state_layer
+    def _layer(self, past_key_values: Any, dtype: torch.dtype) -> StateLayer:
+        from primal_attention.patching.state import KeyShape, state_layer
 
         if not self.causal or self.layer_idx is None:
             raise ValueError(
                 "past_key_values was given to a layer that is not causal and cannot go on from it; "
                 "pass use_cache=False"
             )
-        return state_layer(past_key_values, self.layer_idx)
+        shape = KeyShape(self.num_key_heads, int(self.mechanism.head_dim), dtype)
+        return state_layer(past_key_values, self.layer_idx, shape)
 
     def _decodes(self) -> bool:
         return hasattr(self.mechanism, "prefill")
