@@ -31,6 +31,10 @@ class HeadProjection:
         weight: Tensor = self.owner.get_submodule("q_proj").weight  # type: ignore[assignment]
         return weight
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeadProjection:
+        """Of the copy of the owner where it is copied too; else of the owner itself."""
+        return HeadProjection(memo.get(id(self.owner), self.owner), self.name)
+
     def __call__(self, x: Tensor) -> Tensor:
         """The projected tokens [B, N, H C]."""
         return self.owner.project(self.name, x)
