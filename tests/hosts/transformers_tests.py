@@ -62,7 +62,7 @@ def main() -> int:
                 sys.exit(f"pytest ended without a report:\n{output}")
             tests = ElementTree.parse(report).getroot()
         failures = sorted(set(_failures(tests)))
-        print(_text(layers, failures, tests), flush=True)
+        sys.stdout.write(_text(layers, failures, tests) + "\n")
         unknown += sum(failure.reason is None for failure in failures)
     return 1 if unknown else 0
 
