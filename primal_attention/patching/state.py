@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
 from primal_attention.patching.inputs import Inputs, joined
 
@@ -39,7 +38,7 @@ class _Stretch:
         return sum(inputs.length for inputs in self.passes)
 
 
-class StateLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
+class StateLayer:
     """One layer of a ``Cache``: the state of a mechanism in place of keys and values.
 
     It answers what generation asks of a layer (how many tokens it has seen, to reorder or repeat
@@ -59,6 +58,10 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         self.num_tokens: Any = 0  # an int
         self.state: Any = None  # None before the first token, or where it is yet to be computed
         self._stretches: list[_Stretch] = []
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        register()  # it may have come from another process
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_tokens={int(self.num_tokens)})"
@@ -280,8 +283,17 @@ def _mark_static(tensors: Iterable[Tensor]) -> None:
             torch._dynamo.mark_static_address(tensor)
 
 
+def register() -> None:
+    """Make transformers take these layers for layers of a cache, before any graph is traced."""
+    from transformers.cache_utils import CacheLayerMixin
+
+    CacheLayerMixin.register(StateLayer)
+
+
 def state_layer(cache: Any, index: int, shape: KeyShape) -> StateLayer:
     """The layer of that index of a cache, made one of ours if it is not yet."""
+    from transformers.cache_utils import StaticLayer
+
     cache = getattr(cache, "self_attention_cache", cache)
     layers = cache.layers
     while len(layers) <= index:

@@ -113,9 +113,11 @@ def _failures(tests: ElementTree.Element) -> Iterator[Failure]:
 
 def _text(layers: str, failures: list[Failure], tests: ElementTree.Element) -> str:
     """The failures by cause."""
-    number = sum(int(suite.get("tests", 0)) for suite in tests.iter("testsuite"))
-    skipped = sum(int(suite.get("skipped", 0)) for suite in tests.iter("testsuite"))
-    lines = [f"layers {layers}: {len(failures)} tests fail; {number} run, {skipped} skipped"]
+    names = {
+        (case.get("classname"), (case.get("name") or "").partition("[")[0])
+        for case in tests.iter("testcase")
+    }
+    lines = [f"layers {layers}: {len(failures)} of {len(names)} tests fail"]
     causes = defaultdict(list)
     for failure in failures:
         cause = failure.reason or f"NOT KNOWN: {failure.message.splitlines()[0][:200]}"

@@ -18,5 +18,5 @@ def collected_weights() -> list[Any] | None:
         return None
     if torch.compiler.is_compiling() and not _active_collector.compiling:
         return None  # a graph of one layer, or one that asks for nothing: no context to look into
-    outputs = _active_collector.get()
+    outputs = _active_collector.get()  # type: ignore[no-untyped-call, unused-ignore]
     return None if outputs is None else outputs.get("attentions")

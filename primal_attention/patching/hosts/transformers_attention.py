@@ -5,7 +5,7 @@ Letters: B batch, N tokens, D model dim.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,9 @@ from primal_attention.patching.hosts.collector import collected_weights
 from primal_attention.patching.hosts.rotation import rotated
 from primal_attention.patching.inputs import Inputs, Packing
 from primal_attention.patching.masks import rows_of, token_mask_of
-from primal_attention.patching.padding_only import register
-
-if TYPE_CHECKING:  # it imports transformers
-    from primal_attention.patching.state import StateLayer
+from primal_attention.patching.padding_only import register as register_masks
+from primal_attention.patching.state import REMEMBERED, KeyShape, StateLayer, state_layer
+from primal_attention.patching.state import register as register_state
 
 
 class TransformersAttention(PatchedAttention):
@@ -30,12 +29,13 @@ class TransformersAttention(PatchedAttention):
 
     def __init__(self, mechanism: nn.Module, layer_idx: int | None):
         super().__init__(mechanism)
+        _register()
         self.layer_idx = layer_idx
         self.num_key_heads = int(mechanism.num_heads)  # type: ignore[arg-type]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        register()  # it may have come from another process
+        _register()  # it may have come from another process
 
     @classmethod
     def of(cls, module: nn.Module, mechanism: nn.Module) -> TransformersAttention:
@@ -100,8 +100,6 @@ class TransformersAttention(PatchedAttention):
         return y
 
     def _layer(self, past_key_values: Any, dtype: torch.dtype) -> StateLayer:
-        from primal_attention.patching.state import KeyShape, state_layer
-
         if not self.causal or self.layer_idx is None:
             raise ValueError(
                 "past_key_values was given to a layer that is not causal and cannot go on from it; "
@@ -115,8 +113,6 @@ class TransformersAttention(PatchedAttention):
 
     def _continue(self, inputs: Inputs, layer: StateLayer) -> Tensor:
         """The outputs of tokens that follow those of a layer of the cache, which moves on."""
-        from primal_attention.patching.state import REMEMBERED
-
         N, state = inputs.length, layer.read(self._state_after)
         if inputs.x.shape[0] > 1 or torch.compiler.is_compiling():
             y, state = self._extend(inputs, state)
@@ -143,6 +139,11 @@ class TransformersAttention(PatchedAttention):
     @torch.no_grad()
     def _state_after(self, inputs: Inputs, state: Any) -> Any:
         return self._extend(inputs, state)[1]
+
+
+def _register() -> None:
+    register_masks()
+    register_state()
 
 
 def _of_all_rows(real: Tensor | None, x: Tensor) -> Tensor | None:
