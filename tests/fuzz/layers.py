@@ -336,7 +336,7 @@ class Checker:
     def __init__(self, case: Case, layer: nn.Module) -> None:
         self.case, self.layer = case, layer
         self.violations: list[str] = []
-        self.left_out: list[str] = []
+        self.left_out: set[str] = set()
 
     def check(self) -> None:
         """All that is asked of the case."""
@@ -355,10 +355,10 @@ class Checker:
         self._identical("a second call", again, result)
         random_in_training = case.training and _draws(case)
         if random_in_training:
-            self.left_out.append("random numbers are drawn in training, for the shape of the input")
+            self.left_out.add("random numbers are drawn in training, for the shape of the input")
             return
         if _hashes(case) and case.dtype is torch.bfloat16:
-            self.left_out.append("rounding to bfloat16 moves tokens to other buckets")
+            self.left_out.add("rounding to bfloat16 moves tokens to other buckets")
             return
         self._close("contiguous inputs", run(layer, plain), result)
         self._padded(plain, result)
@@ -517,6 +517,9 @@ class Checker:
     def _close(self, what: str, got: Result, want: Result) -> None:
         bound = self.case.bound
         self._near(f"{what}: outputs", got.output, want.output, bound.outputs)
+        if _rectifies(self.case) and self.case.dtype is not torch.float64:
+            self.left_out.add("rectified queries: their gradients jump at 0 or grow like 1 / q")
+            return
         joined = [torch.cat([g.flatten() for g in one.gradients.values()]) for one in (got, want)]
         self._near(f"{what}: gradients", *joined, bound.gradients)
 
@@ -538,6 +541,11 @@ def _draws(case: Case) -> bool:
     """Whether the layer draws random numbers in training: hashes, landmarks, dropout."""
     rates = ("dropout", "landmark_dropout", "landmark_jitter")
     return _hashes(case) or any(case.options.get(rate, 0.0) > 0.0 for rate in rates)
+
+
+def _rectifies(case: Case) -> bool:
+    """Whether rounding may move a feature across the kink of relu."""
+    return case.name == "cosformer" or "relu" in case.options.get("feature_map", ())
 
 
 def _hashes(case: Case) -> bool:
