@@ -1,4 +1,4 @@
-"""The layer keeps the public contract in each of its forms."""
+"""The layer keeps the public contract in the forms that the registry does not build."""
 
 import pytest
 
@@ -6,8 +6,6 @@ from primal_attention import PrimalAttention, ksvd_loss
 from primal_attention.testing import Status, check_attention
 
 FORMS = {
-    "sampled": {},
-    "static causal": {"weights": "static", "causal": True},
     "dual": {"weights": "dual"},
     "dual causal": {"weights": "dual", "causal": True},
     "sampled, exponential": {"feature_map": "exponential"},

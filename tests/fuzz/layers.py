@@ -581,6 +581,8 @@ def main() -> int:
     torch.set_num_threads(1)
     broken, left_out, names, start = 0, Counter(), Counter(), time.time()
     for number in range(given.first, given.first + given.cases):
+        if number > given.first and number % 500 == 0:
+            print(f"up to {number}: {broken} break the contract", flush=True)
         checker = examine(number)
         names[checker.case.name] += 1
         left_out.update(checker.left_out)
@@ -589,7 +591,6 @@ def main() -> int:
             print(f"python -m tests.fuzz.layers --first {number} --cases 1  # {checker.case}")
             for each in checker.violations:
                 print("   ", each)
-            sys.stdout.flush()
     print(f"{given.cases} cases, {broken} break the contract, {time.time() - start:.0f} s")
     print(f"mechanisms: {dict(names)}")
     print(f"not compared: {dict(left_out)}")
