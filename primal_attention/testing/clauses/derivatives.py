@@ -172,7 +172,7 @@ def _cases(subject: Subject) -> Iterator[_Case]:
     """Masked and not, with a context and in chunks where the module has these."""
     layer = subject.copy(torch.float64)
     x = subject.tokens(3, _N).double()
-    holes = prefix_mask((_N, 5, 0), _N, subject.device)
+    holes = prefix_mask((_N, 5, 1), _N, subject.device)
     holes[0, 2] = holes[1, 0] = False
     inputs = {"x": x}
     calls = _Twice(layer)
