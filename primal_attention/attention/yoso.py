@@ -6,7 +6,8 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, R hashes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -61,6 +62,12 @@ class YosoAttention(QKVAttention):
     """
 
     mechanism = Mechanism("Zeng et al., 2021", "N^2, or N by hashes", cross=True)
+    contract_exemptions: Mapping[str, str] = MappingProxyType(
+        {
+            "gradients": "the published lower bound; the derivative is infinite where q = k",
+            "gradient graphs": "that lower bound is a constant to second derivatives",
+        }
+    )
     planes: Tensor  # [R, H, C, bits]
 
     def __init__(
@@ -85,7 +92,8 @@ class YosoAttention(QKVAttention):
             shape = (num_hashes, num_heads, self.head_dim, num_bits)
             self.register_buffer("planes", torch.randn(shape))
             self.contract_exemptions = {
-                "autocast": "rounding moves tokens across hyperplanes, so the estimate is another"
+                **self.contract_exemptions,
+                "autocast": "rounding moves tokens across hyperplanes, so the estimate is another",
             }
 
     def attend(
