@@ -19,9 +19,9 @@ from primal_attention.attention.base.linear_core import (
     empty_moments,
     scan_moments,
 )
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.feature_maps import relu
 from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate

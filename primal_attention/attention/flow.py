@@ -14,9 +14,9 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import Side
 from primal_attention.attention.base.linear_core import key_moment, read_moment, scan_moment
 from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.ops.causal import token_counts
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 _EPS = 1e-6

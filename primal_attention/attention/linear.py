@@ -20,8 +20,8 @@ from primal_attention.attention.base.linear_core import (
     empty_moments,
     scan_moments,
 )
-from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.projections import outputs_of
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.pooling import Source, TokenPooling
 from primal_attention.attention.scaled_heads import ScaledHeads, head_groups
 from primal_attention.feature_maps import FeatureMapSpec

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import Order, take, token_order
 from primal_attention.attention.base.masks import Tokens, real_tokens
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.blocks import (
@@ -22,7 +23,6 @@ from primal_attention.attention.blocks import (
     windows,
     with_common,
 )
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.softmax import softmax_attention
 from primal_attention.precision import accumulate
 

@@ -13,10 +13,15 @@ from torch._compile import _disable_dynamo
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import Side
-from primal_attention.attention.base.linear_core import Moments, empty_moments, scan_moments
+from primal_attention.attention.base.linear_core import (
+    Moments,
+    attend_moments,
+    empty_moments,
+    scan_moments,
+)
+from primal_attention.attention.base.projections import has_plain_call, outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.base.projections import has_plain_call, outputs_of
 from primal_attention.attention.random_features import attend_exponentials
 from primal_attention.feature_maps import ExponentialFeatureMap
 

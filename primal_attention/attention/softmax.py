@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.projections import outputs_of
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.sdpa import dot_product_attention
 from primal_attention.attention.varlen import takes, varlen_attention
 from primal_attention.ops.gradients import is_transformed

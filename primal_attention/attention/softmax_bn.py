@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.batch_norm import (
     KeyMoments,
@@ -18,7 +19,6 @@ from primal_attention.attention.batch_norm import (
     no_moments,
     running_key_moments,
 )
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.softmax import KeyValueCache, softmax_attention
 
 

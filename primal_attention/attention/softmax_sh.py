@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.batch_norm import KeyNorm
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.pooling import Source, TokenPooling
 from primal_attention.attention.scaled_heads import ScaledHeads, head_groups
 from primal_attention.attention.softmax import KeyValueCache

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.blocks import (
@@ -22,7 +23,6 @@ from primal_attention.attention.blocks import (
     windows,
     with_common,
 )
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.softmax import KeyValueCache, softmax_attention
 from primal_attention.precision import accumulate
 

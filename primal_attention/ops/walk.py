@@ -17,8 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from primal_attention.ops.gradients import (
+    are_differentiated,
+    differentiable_gradients,
+    is_transformed,
+)
 from primal_attention.precision import without_autocast
 
 Tensors = Sequence[Tensor | None]
@@ -108,6 +112,10 @@ class _Layout:
         first, second = self.num_state, self.num_state + self.num_rows
         return list(tensors[:first]), list(tensors[first:second]), list(tensors[second:])
 
+    def of_chunk(self, *tensors: Tensor | None) -> Sequence[Tensor]:
+        """The outputs of one chunk, and the state after it."""
+        outputs, state = self.step(*self.split(tensors))
+        return [*outputs, *state]
 
     def run(self, *tensors: Tensor | None) -> Sequence[Tensor]:
         """All outputs and the last state, by the graph of the steps."""

@@ -12,7 +12,6 @@ from primal_attention.ops.column_sum import linear
 from primal_attention.ops.layer import takes as is_large
 from primal_attention.precision import has_autocast
 
-
 _PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # others have arithmetic of their own
 
 

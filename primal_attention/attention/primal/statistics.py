@@ -100,9 +100,7 @@ class KSVDStatistics(NamedTuple):
         trace = self.trace
         if trace is None:
             trace = (self.w_e_given_x * self.w_r_given_x).sum((-2, -1))
-        return mean_j(
-            self.sums.energies, trace, *rest, **options, num_tokens=self.num_tokens
-        )
+        return mean_j(self.sums.energies, trace, *rest, **options, num_tokens=self.num_tokens)
 
     @property
     def x_sampled(self) -> Tensor | None:

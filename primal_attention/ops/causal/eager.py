@@ -1,4 +1,4 @@
-r"""Causal sums in plain PyTorch: running means, and the scan
+r"""Causal sums in plain PyTorch: running means and scans.
 
     y_t = \phi(a_t)^T S_t        S_t = \lambda_t S_{t-1} + \phi(b_t) v_t^T
 
@@ -41,7 +41,7 @@ def scan(
     mask: Tensor | None,  # [B, N, 1]
     state: Tensor | None = None,  # [..., P, V]: the sum over earlier tokens
 ) -> Scanned:
-    """Each token reads the sum over the tokens up to it; padded ones read zero and store nothing."""
+    """Each token reads the sum up to itself; padded ones read zero and store nothing."""
     (out,), (after,) = walk(partial(_scan, maps), (state,), (near, far, values, mask))
     return Scanned(out, after)
 
@@ -65,7 +65,7 @@ def dual_scores(
     *,
     grams: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Sums $e_t = \sum_{\tau \le t} \kappa(x_t, x_\tau) h_{r,\tau}$ and r with the sides exchanged.
+    r"""Sums $e_t = \sum_{\tau \le t} \kappa(x_t, x_\tau) h_{r,\tau}$, and r with sides exchanged.
 
     The state after the last token and, where wanted, the Gram matrices of these tokens follow.
     """

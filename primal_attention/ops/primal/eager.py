@@ -61,7 +61,7 @@ def scores_of(phi: Tensor, w: Tensor) -> Tensor:
 
 
 def moment(z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
-    r"""$\sum_i \phi(z_i) h_i^\top$ over the real tokens, [sides, ..., P, S]: the sums of eq. (14)."""
+    r"""$\sum_i \phi(z_i) h_i^\top$ over the real tokens, [sides, ..., P, S], eq. (14)."""
     _, (total,) = walk(partial(_moment, maps), (None,), (z, values, mask))
     return total
 
