@@ -93,7 +93,7 @@ def measure_fit(name: str, solver: str, args: argparse.Namespace) -> Fit:
     kernel = measured_kernel(name, X, Z, args.seed)
     options = {**SOLVERS[solver], "random_state": args.seed}
     start = time.perf_counter()
-    model = KernelSVD(args.directions, kernel=kernel, **options).fit(X, Z)
+    model = KernelSVD(args.directions, kernel=kernel, **options).fit(X, Z=Z)
     seconds = time.perf_counter() - start
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return Fit(seconds, peak_kib / 1024, torch.as_tensor(model.singular_values_))

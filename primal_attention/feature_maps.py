@@ -28,10 +28,15 @@ class FixedMap(NamedTuple):
 
 
 def inverse_norm(z: Tensor) -> Tensor:
-    """1 / |z|, and 0 where z is 0 or so small that |z|^2 is no normal number, [..., 1]."""
-    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    """1 / |z|, and 0 where z is 0 or so small that |z|^2 is no normal number, [..., 1].
+
+    All derivatives are 0 there: the norm that is divided by is of other vectors, since the second
+    derivative of a norm at 0 is NaN.
+    """
+    norm = torch.linalg.vector_norm(z.detach(), dim=-1, keepdim=True)
     nonzero = norm >= math.sqrt(torch.finfo(z.dtype).tiny)
-    return torch.where(nonzero, torch.where(nonzero, norm, 1.0).reciprocal(), 0.0)
+    norm = torch.linalg.vector_norm(torch.where(nonzero, z, 1.0), dim=-1, keepdim=True)
+    return torch.where(nonzero, norm.reciprocal(), 0.0)
 
 
 def cosine(z: Tensor) -> Tensor:
@@ -75,6 +80,12 @@ FIXED_MAPS: dict[str, FixedMap] = {
     "relu": FixedMap(relu, _relu_vjp),
     "identity": FixedMap(identity, lambda z, dphi: dphi),
 }
+_FUSED = dict(FIXED_MAPS)
+
+
+def has_fused_form(name: str) -> bool:
+    """Return whether the fused ops have this map: the one that they know by the name."""
+    return name in _FUSED and FIXED_MAPS.get(name) is _FUSED[name]
 
 
 class FeatureMap(nn.Module, ABC):

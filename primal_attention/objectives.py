@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention.base.validation import check_choice
-from primal_attention.attention.primal.statistics import KSVDLayer, KSVDStatistics
+from primal_attention.attention.primal.statistics import KSVDLayer, KSVDStatistics, Passes
 from primal_attention.ops.objective import mean_over_sequences, unexplained_energy
 from primal_attention.precision import without_autocast
 
@@ -37,18 +37,20 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
               unexplained, mean over heads, sequences and layers. Its minimiser is the truncated
               SVD; that of the others need not be.
 
-    A layer keeps its latest training pass; inside ``with record_ksvd(model):`` all passes are kept
-    and their sequences averaged over.
+    A layer keeps its latest training pass in each thread, and the objective is of the passes that
+    the calling thread has run; inside ``with record_ksvd(model):`` all passes are kept and their
+    sequences averaged over.
     """
     check_choice("objective", objective, _OBJECTIVES)
     layers = [layer for layer in model.modules() if isinstance(layer, KSVDLayer)]
     if not layers:
         raise ValueError(f"ksvd_loss: {type(model).__name__} has no Primal layer")
-    runs = [layer.ksvd_runs for layer in layers if layer.ksvd_runs]
+    kept = [layer.passes for layer in layers if layer.passes.runs]
+    runs = [passes.runs for passes in kept]
     if not runs:
         raise RuntimeError(
-            "ksvd_loss: no Primal layer has run in training mode; call model.train() and the "
-            "forward pass first"
+            "ksvd_loss: no Primal layer has run in training mode in this thread; call "
+            "model.train() and the forward pass first"
         )
     if not all(run.with_gradients for layer_runs in runs for run in layer_runs):
         raise RuntimeError(
@@ -57,30 +59,62 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
         )
     with without_autocast(runs[0][0].lambda_diag.device):
         values = [_OBJECTIVES[objective](layer_runs) for layer_runs in runs]
-    if len(values) == 1:
-        return values[0]
-    return torch.stack(values).sum() if objective == "zero" else torch.stack(values).mean()
+    value = values[0]
+    if len(values) > 1:
+        value = torch.stack(values).sum() if objective == "zero" else torch.stack(values).mean()
+    return value if _is_traced() else _ending_with_its_graph(value, kept)
+
+
+def _is_traced() -> bool:
+    """Whether hooks have no meaning: the compiler or a functional transform differentiates."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _ending_with_its_graph(value: Tensor, kept: list[Passes]) -> Tensor:
+    """The objective, whose backward pass lets go of the graph that it has used up.
+
+    Else the graph, and with it the nodes that accumulate gradients, would live on into the next
+    step: on streams of their own, which a CUDA graph that is captured there may not wait for.
+    """
+    if not torch.is_grad_enabled():
+        return value
+    runs = [passes.runs for passes in kept]
+    if any(run.differentiated for layer_runs in runs for run in layer_runs):
+        value = value if value.requires_grad else value.requires_grad_()
+        value.register_hook(_refuse)  # type: ignore[no-untyped-call]
+    elif value.requires_grad:
+
+        def let_go(_: Tensor) -> None:
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                for passes, layer_runs in zip(kept, runs, strict=True):
+                    passes.let_go(layer_runs)
+
+        value.register_hook(let_go)  # type: ignore[no-untyped-call]
+    return value
+
+
+def _refuse(_: Tensor) -> None:
+    raise RuntimeError(
+        "ksvd_loss: a backward pass has used up the graph of this forward pass; run the layers "
+        "again, or pass retain_graph=True to the first backward pass"
+    )
 
 
 @contextmanager
 def record_ksvd(model: nn.Module) -> Iterator[None]:
-    """Keep every training pass of each Primal layer, not only the latest.
+    """Keep every training pass of each Primal layer that this thread runs, not only the latest.
 
     For layers that run more than once in a step: two towers, shared layers. The passes stay kept
-    after the block, until the layer next runs. Entering the block lets go of what was kept before,
-    and so of the last step's graph: a step that is captured as a CUDA graph has to begin with it.
+    after the block, until the layer next runs. Entering the block lets go of what was kept before.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, KSVDLayer)]
-    before = [layer.keep_all_runs for layer in layers]
-    for layer in layers:
-        if not layer.keep_all_runs:  # else an outer block is keeping them
-            layer.ksvd_runs = []
-        layer.keep_all_runs = True
+    kept = [layer.passes for layer in model.modules() if isinstance(layer, KSVDLayer)]
+    for passes in kept:
+        passes.open_block()
     try:
         yield
     finally:
-        for layer, keep in zip(layers, before, strict=True):
-            layer.keep_all_runs = keep
+        for passes in kept:
+            passes.close_block()
 
 
 def _zero(runs: list[KSVDStatistics]) -> Tensor:

@@ -37,9 +37,14 @@ def operand_dtype(of_tokens: torch.dtype, of_matrix: torch.dtype) -> torch.dtype
     return torch.bfloat16 if of_tokens == torch.bfloat16 else of_matrix
 
 
+def has_autocast(device: torch.device) -> bool:
+    """Return whether autocast is on for the device; there is none for the meta device."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which operations keep the dtype of their operands."""
-    if torch.is_autocast_enabled(device.type):
+    if has_autocast(device):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

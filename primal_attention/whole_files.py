@@ -1,32 +1,81 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Files that are there whole or not at all, whatever happens while they are written.
+
+A path that one process alone may write to is held with ``holding``. The lock belongs to the
+process: the system releases it when the process ends, however that happens.
+"""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import os
+import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # a system without locks of files
+    fcntl = None  # type: ignore[assignment]
+
+_POLL = 0.01  # seconds between two looks at a lock that is waited for
+_READ_AT_ONCE = 1 << 20
+REMEDY = "take a copy of it, or remove it and run what wrote it again"
+
+
+class UnreadableFileError(ValueError):
+    """A file is damaged, foreign or does not fit; the message names it and says what to do."""
+
+
+class WriteError(OSError):
+    """A file or folder cannot be written, for instance on a full disk; the message names it."""
+
+
+class HeldError(OSError):
+    """Another process holds what this one would write to; the message says which."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside a path that takes its place once it is whole and on the disk."""
+    """A temporary file beside a path that takes its place once it is whole and on the disk.
+
+    An error of writing names the path; what was there before is still there.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
+        with writing_to(path), _locked(temporary):
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing_to(path: Path, *files: Path) -> Iterator[None]:
+    """Name a place in errors of writing that name no file, a temporary one, or one of these."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        name = None if error.filename is None else str(error.filename)
+        if name is not None and name not in map(str, files) and not name.endswith(".unfinished"):
+            raise
+        reason = error.strerror or " ".join(str(error).split())
+        told = WriteError(f"cannot write {path}: {reason}; free space or choose another place")
+        told.errno = error.errno
+        raise told from error
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step."""
     with replacing(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
@@ -41,6 +90,132 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what writers left behind that were killed."""
+    """Remove what writers left behind that were killed; a file that is being written stays."""
     for left in directory.glob(".*.unfinished"):
-        left.unlink(missing_ok=True)
+        try:
+            with _locked(left):
+                left.unlink(missing_ok=True)
+        except BlockingIOError:
+            continue
+
+
+@contextmanager
+def fitting(path: Path, what: str) -> Iterator[None]:
+    """Name a file or folder that does not hold what is made of it."""
+    try:
+        yield
+    except UnreadableFileError:
+        raise
+    except KeyError as error:
+        raise UnreadableFileError(f"{path} is not {what}: it lacks {error}; {REMEDY}") from error
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UnreadableFileError(f"{path} is not {what}: {reason}; {REMEDY}") from error
+
+
+@contextmanager
+def holding(path: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Hold a file or folder, which no other process that asks for it gets until then.
+
+    Args:
+        path: The file or folder. A file need not be there; its folder has to be.
+        wait: Seconds to wait for another process.
+
+    Raises:
+        HeldError: Another process holds it.
+    """
+    lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
+    with ExitStack() as stack:
+        file = _acquire(stack, lock, path, time.monotonic() + wait)
+        _sign(file)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _acquire(stack: ExitStack, lock: Path, path: Path, until: float) -> int | None:
+    while True:
+        try:
+            return stack.enter_context(_locked(lock))
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise HeldError(
+                    f"{path} is held by {_signature(lock)}, which writes to it; wait for its end "
+                    "or choose another place"
+                ) from None
+        except OSError as error:
+            told = f"cannot write in {lock.parent}: {error.strerror}; choose another place"
+            raise type(error)(told) from error
+        time.sleep(_POLL)
+
+
+def checksum_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_READ_AT_ONCE):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int | None]:
+    """A file that is made, opened and locked; ``BlockingIOError`` where another process has it.
+
+    None on a system without locks of files.
+    """
+    if fcntl is None:
+        yield None
+        return
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(file)
+            if _is_at(file, path):  # else another process removed it before it was locked
+                yield file
+                return
+        finally:
+            os.close(file)
+
+
+def _lock(file: int) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
+        return
+
+
+def _is_at(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sign(file: int | None) -> None:
+    """Say in a lock who holds it; a full disk leaves it unsaid."""
+    if file is None:
+        return
+    try:
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    except OSError:
+        return
+
+
+def _signature(lock: Path) -> str:
+    try:
+        return lock.read_text(errors="replace") or "another process"
+    except OSError:
+        return "another process"

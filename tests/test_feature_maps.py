@@ -4,14 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from primal_attention import PrimalAttention
+from primal_attention import PrimalAttention, build_attention, ksvd_loss
 from primal_attention.feature_maps import (
     FIXED_MAPS,
     ExponentialFeatureMap,
     FeatureMap,
+    FixedMap,
     feature_map_pair,
     normaliser,
 )
+from primal_attention.ops.gpu import fused_or_in_pieces
 
 B, H, N, C, P = 2, 3, 23, 5, 11
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
@@ -288,3 +290,111 @@ def test_exponential_sizes_must_be_positive(sizes):
 def test_zero_random_features_are_refused():
     with pytest.raises(ValueError, match="num_features must be at least 1, got 0"):
         ExponentialFeatureMap(C, 0)
+
+
+def softplus_vjp(z, dphi):
+    return dphi * torch.sigmoid(z)
+
+
+@pytest.fixture
+def softplus(monkeypatch):
+    """A map that is added as docs/extend.md says; no fused op has it."""
+    name = "softplus"
+    monkeypatch.setitem(FIXED_MAPS, name, FixedMap(nn.functional.softplus, softplus_vjp))
+    return name
+
+
+@pytest.fixture
+def other_cosine(monkeypatch):
+    """Another map under a name of the library."""
+    monkeypatch.setitem(FIXED_MAPS, "cosine", FixedMap(nn.functional.softplus, softplus_vjp))
+    return "cosine"
+
+
+class Softplus(FeatureMap):
+    """The same map as a module, whose derivative is PyTorch's."""
+
+    def __init__(self, head_dim):
+        super().__init__()
+        self.head_dim = self.feature_dim = head_dim
+
+    def forward(self, z):
+        return nn.functional.softplus(z)
+
+
+LAYERS = [
+    *(
+        ("primal", {"num_directions": 3, "weights": weights, "causal": causal})
+        for weights, causal in [
+            ("sampled", False),
+            ("static", False),
+            ("static", True),
+            ("dual", False),
+            ("dual", True),
+        ]
+    ),
+    ("linear", {}),
+    ("linear", {"causal": True}),
+    ("linear_bn", {}),
+]
+
+
+def outputs_and_gradients(layer, x, **inputs):
+    out = layer(x, **inputs)
+    loss = (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+    if isinstance(layer, PrimalAttention) and layer.training:
+        loss = loss + ksvd_loss(layer, objective="released")
+    tensors = [x, *layer.parameters()]
+    found = torch.autograd.grad(loss, tensors, allow_unused=True)
+    return [out, *(torch.zeros(()) if d is None else d for d in found)]
+
+
+def check_added_map(name, mechanism, options, *, dim=12, shape=(2, 9), dtype=torch.float64):
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask[-1, 1::3] = False
+    x = randn(*shape, dim, dtype=dtype).requires_grad_()
+    for pair in (False, True):
+        built = []
+        for spec in (name, Softplus(dim // H)):
+            torch.manual_seed(0)
+            spec = [spec, "elu"] if pair else spec
+            layer = build_attention(mechanism, dim, H, feature_map=spec, **options)
+            built.append(layer.to(dtype))
+        for training in (False, True):
+            for token_mask in (None, mask):
+                results = (
+                    outputs_and_gradients(layer.train(training), x, token_mask=token_mask)
+                    for layer in built
+                )
+                for one, other in zip(*results, strict=True):
+                    assert_close(one, other, 1e-9 if dtype == torch.float64 else 2e-3)
+
+
+@pytest.mark.parametrize(("mechanism", "options"), LAYERS)
+def test_an_added_map_is_right_in_every_layer(softplus, mechanism, options):
+    check_added_map(softplus, mechanism, options)
+
+
+@pytest.mark.parametrize(("mechanism", "options"), LAYERS)
+def test_a_replaced_map_is_right_in_every_layer(other_cosine, mechanism, options):
+    check_added_map(other_cosine, mechanism, options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_added_map_is_right_in_large_layers(softplus, causal):
+    options = {"num_directions": 8, "weights": "static", "causal": causal}
+    shape = (2, 512)
+    check_added_map(softplus, "primal", options, dim=132, shape=shape, dtype=torch.float32)
+
+
+def test_a_map_that_no_fused_op_has_is_left_to_pytorch(softplus):
+    pytest.importorskip("triton")
+    z, values = randn(2, 17, 3, 16), randn(2, 17, 3, 5, seed=1)
+    run = fused_or_in_pieces(
+        lambda z, values, mask, name: torch.einsum(
+            "bnhp,bnhs->bhps", FIXED_MAPS[name].forward(z), values
+        ),
+        "primal_attention.ops.moment.triton.forward",
+    )
+    single = run(z.float(), values.float(), None, softplus)
+    assert_close(single.double(), run(z, values, None, softplus), 1e-4)

@@ -12,6 +12,8 @@ PACKAGE = "primal_attention"
 ROOT = Path(__file__).parents[1] / PACKAGE
 PARTS = [
     "whole_files",
+    "foreign_files",
+    "array_files",
     "theory",
     "precision",
     "feature_maps",

@@ -64,14 +64,10 @@ PUBLIC = {
         "TwoTowerClassifier",
         "build_attentions",
     ],
-    "primal_attention.ops.moment": ["moment"],
-    "primal_attention.ops.primal": [
-        "PrimalResult",
-        "collapsed_attention",
-        "gram",
-        "primal_attention",
-    ],
-    "primal_attention.ops.scan": ["ScanResult", "scan"],
+    "primal_attention.ops.causal": ["Scanned", "dual_scores", "running_mean", "scan"],
+    "primal_attention.ops.layer": ["LayerInputs", "LayerResult", "fused_layer", "layer"],
+    "primal_attention.ops.op": ["FusedOp", "fused", "fused_ops"],
+    "primal_attention.ops.primal": ["collapsed_attention", "gram", "moment", "primal_scores"],
     "primal_attention.testing": [
         "ClauseResult",
         "ContractError",
@@ -189,7 +185,7 @@ def test_what_is_in_the_wheel(wheel):
     assert not [name for name in names if re.search(r"(^|/)(tests?/|test_|conftest)", name)]
     assert not [name for name in names if name.endswith((".pyc", ".csv", ".png", ".pt"))]
     for source in (ROOT / "primal_attention").rglob("*"):
-        if source.suffix in (".py", ".cpp"):
+        if source.suffix == ".py":
             assert str(source.relative_to(ROOT)) in names, "a source is missing"
     assert "License-Expression: MIT" in metadata
     required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, flags=re.MULTILINE)

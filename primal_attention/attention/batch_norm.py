@@ -129,6 +129,10 @@ class KeyNorm(nn.Module):
         self.beta = nn.Parameter(torch.full((num_heads,), beta)) if learnable else beta
         self.rescale, self.eps = rescale, eps
 
+    def forward(self) -> float | Tensor:
+        r"""The weight $\beta$, one number or one of each head [H, 1]."""
+        return accumulate(self.beta)[:, None] if isinstance(self.beta, Tensor) else self.beta
+
     def fold(self, q: Tensor, moments: KeyMoments, heads: list[int] | None = None) -> Tensor:
         r"""Queries $q' = (q - \beta\mu) / (\sigma^2 + \epsilon)$ that go with the keys as they are.
 
@@ -151,10 +155,9 @@ class KeyNorm(nn.Module):
         return f"beta={beta}, rescale={self.rescale}, eps={self.eps}"
 
     def _centred(self, z: Tensor, moments: KeyMoments, heads: list[int] | None) -> Tensor:
-        beta = self.beta
-        if isinstance(beta, Tensor):
-            beta = accumulate(beta)[:, None]
-            beta = beta if heads is None else torch.cat([beta[h : h + 1] for h in heads])
+        beta: float | Tensor = self()
+        if isinstance(beta, Tensor) and heads is not None:
+            beta = torch.cat([beta[h : h + 1] for h in heads])
         return accumulate(z) - beta * moments.mean
 
     def _precision(self, moments: KeyMoments) -> Tensor:

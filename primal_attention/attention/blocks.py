@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from primal_attention.attention.sdpa import dot_product_attention
+
 
 class Source(NamedTuple):
     """The keys and values of each block, and which of them its queries see."""
@@ -70,7 +72,7 @@ def attend_blocks(q: Tensor, source: Source) -> Tensor:
     q, k, v = (z.flatten(0, 1).transpose(1, 2) for z in (q, source.k, source.v))
     seen = source.seen.flatten(0, 1)[:, None]  # [B n, 1, l, m]
     seen = seen | ~seen.any(-1, keepdim=True)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    out = dot_product_attention(q, k, v, seen)
     return out.transpose(1, 2).reshape(B, n * l, H, C)
 
 

@@ -19,6 +19,7 @@ from primal_attention.attention.base.linear_core import (
     empty_moments,
     scan_moments,
 )
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.feature_maps import relu
@@ -101,7 +102,7 @@ class CosformerAttention(DecodingAttention):
         """The sums of no token."""
         self._check_causal()
         shape = 2 * self.head_dim, self.head_dim
-        kv, k_sum = empty_moments(self.k_proj.weight, batch_size, self.num_heads, shape)
+        kv, k_sum = empty_moments(outputs_of(self.k_proj), batch_size, self.num_heads, shape)
         return CosformerState(kv, k_sum, kv[:, 0, 0, 0])
 
     def extend(

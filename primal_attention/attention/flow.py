@@ -14,6 +14,7 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import Side
 from primal_attention.attention.base.linear_core import key_moment, read_moment, scan_moment
 from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate, accumulation_dtype, exact
@@ -69,9 +70,9 @@ class FlowAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> FlowState:
         """The state before the first token."""
         self._check_causal()
-        weight, H, C = self.q_proj.weight, self.num_heads, self.head_dim
-        dtype = accumulation_dtype(weight.dtype)
-        kv = torch.zeros(batch_size, H, C, C, dtype=dtype, device=weight.device)
+        like, H, C = outputs_of(self.q_proj), self.num_heads, self.head_dim
+        dtype = accumulation_dtype(like.dtype)
+        kv = torch.zeros(batch_size, H, C, C, dtype=dtype, device=like.device)
         vector, number = kv[..., 0], kv[..., 0, 0]
         return FlowState(vector, vector, vector, vector, number, kv, number[:, 0])
 

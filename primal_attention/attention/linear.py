@@ -20,6 +20,7 @@ from primal_attention.attention.base.linear_core import (
     empty_moments,
     scan_moments,
 )
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.pooling import Source, TokenPooling
 from primal_attention.attention.scaled_heads import ScaledHeads, head_groups
@@ -86,7 +87,7 @@ class LinearAttention(DecodingAttention):
         """The sums of no token."""
         self._check_causal()
         shape = self.features.feature_dim, self.head_dim
-        return empty_moments(self.k_proj.weight, batch_size, self.num_heads, shape)
+        return empty_moments(outputs_of(self.k_proj), batch_size, self.num_heads, shape)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Moments, mask: Tensor | None

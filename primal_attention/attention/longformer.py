@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import Order, take, token_order
 from primal_attention.attention.base.masks import Tokens, real_tokens
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.blocks import (
@@ -123,8 +124,8 @@ class LongformerAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> WindowCache:
         """An empty cache."""
         self._check_causal()
-        weight = accumulate(self.k_proj.weight)
-        like = weight.new_empty(batch_size, 0, self.num_heads, self.head_dim)
+        like = accumulate(outputs_of(self.k_proj))
+        like = like.new_empty(batch_size, 0, self.num_heads, self.head_dim)
         return self._empty_cache(like)
 
     def extend(

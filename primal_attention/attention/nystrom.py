@@ -12,6 +12,7 @@ from primal_attention.attention.banded import convolve
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.projections import has_plain_call
 from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.segments import segment_means, token_segments
@@ -90,12 +91,19 @@ class NystromAttention(QKVAttention):
         if self.conv is None:
             return out
         order = token_order(v, mask)
-        values = convolve(order.pack(zero_padding(v, mask)), self.conv.weight[:, 0, :, 0])
-        return out + order.unpack(values)
+        return out + order.unpack(self._convolved(order.pack(zero_padding(v, mask))))
 
     def extra_repr(self) -> str:
         """The sizes and choices, for printing."""
         return f"{super().extra_repr()}, num_landmarks={self.num_landmarks}"
+
+    def _convolved(self, v: Tensor) -> Tensor:
+        """The values [B, N, H, C] convolved along the tokens."""
+        assert self.conv is not None
+        if type(self.conv) is nn.Conv2d and has_plain_call(self.conv):
+            return convolve(v, self.conv.weight[:, 0, :, 0])
+        convolved: Tensor = self.conv(v.transpose(1, 2))
+        return convolved.transpose(1, 2)
 
     def _through_landmarks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         segments = token_segments(q, mask, self.num_landmarks)

@@ -13,7 +13,13 @@ from torch._compile import _disable_dynamo
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import Side
-from primal_attention.attention.base.linear_core import Moments, empty_moments, scan_moments
+from primal_attention.attention.base.linear_core import (
+    Moments,
+    attend_moments,
+    empty_moments,
+    scan_moments,
+)
+from primal_attention.attention.base.projections import has_plain_call, outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.random_features import attend_exponentials
@@ -92,6 +98,10 @@ class PerformerAttention(DecodingAttention):
             self._count_pass(self.redraw_interval)
         if self.causal:
             return scan_moments(*self._features(q, k), v, None, mask, least=_LEAST)[0]
+        if not (
+            type(self.feature_map) is ExponentialFeatureMap and has_plain_call(self.feature_map)
+        ):
+            return attend_moments(*self._features(q, k), v, source_mask, least=_LEAST)
         directions, eps = self.feature_map.projection, self.feature_map.eps
         return attend_exponentials(q, k, v, source_mask, directions, eps=eps, least=_LEAST)
 
@@ -99,7 +109,7 @@ class PerformerAttention(DecodingAttention):
         """The moments of no token."""
         self._check_causal()
         shape = self.feature_map.feature_dim, self.head_dim
-        return empty_moments(self.k_proj.weight, batch_size, self.num_heads, shape)
+        return empty_moments(outputs_of(self.k_proj), batch_size, self.num_heads, shape)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Moments, mask: Tensor | None

@@ -22,6 +22,7 @@ from primal_attention.precision import accumulate, exact
 
 _SELF = -1e30  # the score of a token with itself: it counts only where no other is seen
 _NOWHERE = -1  # the bucket of the chunk before the first
+_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of the products with directions at once
 
 
 class ReformerAttention(SharedQKAttention):
@@ -108,15 +109,23 @@ class ReformerAttention(SharedQKAttention):
         N, m = q.shape[2], self.bucket_size
         q, v = (F.pad(z, (0, 0, 0, -N % m)) for z in (q, v))
         rotations = torch.randn_like(self.rotations) if self.training else self.rotations
-        directions = torch.full_like(num_real, rotations.shape[-1])
+        most = rotations.shape[-1]
+        directions = torch.full_like(num_real, most)
         if not self.causal:
             directions = torch.minimum(directions, (num_real + m - 1) // m)
-        buckets = _buckets(q.detach(), rotations, num_real, directions)
+            most = min(most, q.shape[2] // m)
+        buckets: Tensor = _buckets(q.detach(), rotations, num_real, directions, most)
         return _attend_buckets(q, v, buckets, m, causal=self.causal)[:, :, :N]
 
 
 @exact
-def _buckets(q: Tensor, rotations: Tensor, num_real: Tensor, directions: Tensor) -> Tensor:
+def nearest_directions(
+    q: Tensor,  # [B, H, N, C]
+    rotations: Tensor,  # [H, R, C, K]
+    num_real: Tensor,  # [B]
+    directions: Tensor,  # [B]: how many of the K each sequence has
+    most: int,  # of the directions of any sequence
+) -> Tensor:
     """The bucket of each token in each round, [B, H, R, N]; 2K, the last one, at padding."""
     N, K = q.shape[2], rotations.shape[-1]
     q = accumulate(q)
@@ -128,6 +137,27 @@ def _buckets(q: Tensor, rotations: Tensor, num_real: Tensor, directions: Tensor)
     bucket = (nearest + K * opposite).squeeze(-1)
     real = torch.arange(N, device=q.device) < num_real[:, None]
     return torch.where(real[:, None, None], bucket, 2 * K)
+
+
+def _buckets(
+    q: Tensor, rotations: Tensor, num_real: Tensor, directions: Tensor, most: int
+) -> Tensor:
+    """The buckets, of some tokens at a time: the products with all directions are never whole.
+
+    Directions that no sequence has are left out; the buckets have other numbers then, but no other
+    order.
+    """
+    rotations = rotations[..., :most]
+    (B, H, N, _), R = q.shape, rotations.shape[1]
+    if torch.compiler.is_exporting():  # a graph that has any length
+        return nearest_directions(q, rotations, num_real, directions, most)
+    size = max(1, _ELEMENTS.get(q.device.type, _ELEMENTS["cuda"]) // max(B * H * R * most, 1))
+    chunks = []
+    for start in range(0, N, size):
+        left = (num_real - start).clamp(min=0)  # of the real tokens, from the chunk on
+        given = q[:, :, start : start + size], rotations, left, directions
+        chunks.append(nearest_directions(*given, most))
+    return torch.cat(chunks, -1)
 
 
 def _attend_all(q: Tensor, v: Tensor, num_real: Tensor, *, causal: bool) -> Tensor:

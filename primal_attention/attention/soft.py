@@ -26,7 +26,8 @@ class SoftAttention(SharedQKAttention):
     Nystrom method: $\hat S = P^\top A^+ P$, where A is the kernel of M landmarks with each other
     and P that of landmarks and tokens. The landmarks are means over M segments of the *real*
     tokens. $A^+$ comes from Newton iterations $Y \leftarrow 2 Y - Y A Y$ in at least float32; its
-    gradient is the published closed form $-Y^\top dY\, Y^\top$, which needs none of them.
+    gradient is the published closed form $-Y^\top dY\, Y^\top$, which needs none of them: that of
+    the inverse itself, to which the iterations have to come near. So is the second derivative.
 
     A sequence of at most M real tokens gets the exact kernel: each landmark is a token, and
     $S S^{-1} S = S$. Queries are keys, so there is no ``k_proj`` and no cross-attention; and
@@ -113,4 +114,6 @@ def newton_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
     inverse = fixed / fixed.sum(-1).amax(-1).clamp(min=1.0).square()[..., None, None]
     for _ in range(num_iterations):
         inverse = 2.0 * inverse - inverse @ fixed @ inverse
-    return inverse - inverse @ (matrix - fixed) @ inverse  # subtracts 0, with the gradient
+    # (A - E)^-1 = A^-1 + A^-1 E A^-1 + A^-1 E A^-1 E A^-1 + ...: E is 0, with two derivatives
+    step = inverse @ (fixed - matrix)
+    return inverse + step @ (inverse + step @ inverse)

@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
+from primal_attention.attention.sdpa import dot_product_attention
 from primal_attention.attention.varlen import takes, varlen_attention
+from primal_attention.ops.gradients import is_transformed
 from primal_attention.precision import accumulate, accumulation_dtype
 
 #   cuDNN's attention, which torch prefers on Hopper, put NaN into the gradients of Attention-SH
@@ -35,11 +37,10 @@ class KeyValueCache(NamedTuple):
     mask: Tensor  # [B, T], 1 at real tokens
 
     @classmethod
-    def empty(cls, batch_size: int, num_heads: int, weight: Tensor) -> KeyValueCache:
-        """The cache before the first token of a layer with that key projection [D, D]."""
-        dtype = accumulation_dtype(weight.dtype)
-        head_dim = weight.shape[0] // num_heads
-        empty = torch.zeros(batch_size, 0, num_heads, head_dim, dtype=dtype, device=weight.device)
+    def empty(cls, batch_size: int, num_heads: int, head_dim: int, like: Tensor) -> KeyValueCache:
+        """The cache before the first token, for keys and values of the kind of a tensor."""
+        dtype = accumulation_dtype(like.dtype)
+        empty = torch.zeros(batch_size, 0, num_heads, head_dim, dtype=dtype, device=like.device)
         return cls(empty, empty, empty[:, :, 0, 0])
 
     def append(self, k: Tensor, v: Tensor, mask: Tensor | None) -> KeyValueCache:
@@ -72,7 +73,8 @@ class SoftmaxAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> KeyValueCache:
         """An empty cache."""
         self._check_causal()
-        return KeyValueCache.empty(batch_size, self.num_heads, self.k_proj.weight)
+        like = outputs_of(self.k_proj)
+        return KeyValueCache.empty(batch_size, self.num_heads, self.head_dim, like)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None
@@ -95,7 +97,7 @@ def softmax_attention(
 
     Causal with fewer queries than keys: the queries are the last tokens.
     """
-    if source_mask is not None and not causal and takes(q):
+    if source_mask is not None and not causal and takes(q) and not is_transformed():
         return varlen_attention(q, k, v, mask, source_mask)
     if q.is_cuda and q.shape[1] != k.shape[1]:
         with sdpa_kernel(_chosen_without_cudnn()):
@@ -121,14 +123,14 @@ def _softmax_attention(
     q, k, v = (z.transpose(1, 2) for z in (q, k, v))
     N, T = q.shape[2], k.shape[2]
     if source_mask is None and (not causal or N == T):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+        return dot_product_attention(q, k, v, causal=causal).transpose(1, 2)
     seen = _up_to_itself(N, T, q.device)[None, None] if causal else None
     if source_mask is not None:
         real = source_mask[:, None, None, :]  # not written out for each query
         seen = real if seen is None else seen & real
     assert seen is not None
     some = seen.any(-1, keepdim=True)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | ~some)
+    out = dot_product_attention(q, k, v, seen | ~some)
     return torch.where(some, out, 0.0).transpose(1, 2)
 
 

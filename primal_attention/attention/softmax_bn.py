@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.batch_norm import (
     KeyMoments,
@@ -95,7 +96,8 @@ class SoftmaxBNAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> KeyMomentsCache:
         """An empty cache and the moments of no keys."""
         self._check_causal()
-        cache = KeyValueCache.empty(batch_size, self.num_heads, self.k_proj.weight)
+        like = outputs_of(self.k_proj)
+        cache = KeyValueCache.empty(batch_size, self.num_heads, self.head_dim, like)
         return KeyMomentsCache(*cache, *no_moments(cache.k))
 
     def extend(

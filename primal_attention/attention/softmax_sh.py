@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.batch_norm import KeyNorm
 from primal_attention.attention.pooling import Source, TokenPooling
@@ -81,7 +82,8 @@ class SoftmaxSHAttention(DecodingAttention):
     def init_state(self, batch_size: int) -> KeyValueCache:
         """An empty cache."""
         self._check_causal()
-        return KeyValueCache.empty(batch_size, self.num_heads, self.k_proj.weight)
+        like = outputs_of(self.k_proj)
+        return KeyValueCache.empty(batch_size, self.num_heads, self.head_dim, like)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None

@@ -6,7 +6,8 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, R hashes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.feature_maps import cosine
+from primal_attention.ops.gradients import (
+    are_differentiated,
+    differentiable_gradients,
+    is_transformed,
+)
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of the products that are summed at once
@@ -56,6 +62,12 @@ class YosoAttention(QKVAttention):
     """
 
     mechanism = Mechanism("Zeng et al., 2021", "N^2, or N by hashes", cross=True)
+    contract_exemptions: Mapping[str, str] = MappingProxyType(
+        {
+            "gradients": "the published lower bound; the derivative is infinite where q = k",
+            "gradient graphs": "that lower bound is a constant to second derivatives",
+        }
+    )
     planes: Tensor  # [R, H, C, bits]
 
     def __init__(
@@ -80,7 +92,8 @@ class YosoAttention(QKVAttention):
             shape = (num_hashes, num_heads, self.head_dim, num_bits)
             self.register_buffer("planes", torch.randn(shape))
             self.contract_exemptions = {
-                "autocast": "rounding moves tokens across hyperplanes, so the estimate is another"
+                **self.contract_exemptions,
+                "autocast": "rounding moves tokens across hyperplanes, so the estimate is another",
             }
 
     def attend(
@@ -94,7 +107,8 @@ class YosoAttention(QKVAttention):
         else:
             planes = torch.randn_like(self.planes) if self.training else self.planes
             codes = _codes(q_unit, planes), _codes(k_unit, planes)
-            total = _HashedSums.apply(q_unit, k_unit, values, *codes, self.num_bits)
+            sums = _composition if is_transformed() else _HashedSums.apply
+            total = sums(q_unit, k_unit, values, *codes, self.num_bits)
         return cosine(total).to(v.dtype)
 
     def extra_repr(self) -> str:
@@ -206,5 +220,26 @@ class _HashedSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        found = _gradients_of_buckets(*ctx.saved_tensors, ctx.num_bits, *gradients)
+        *tensors, q_codes, k_codes = ctx.saved_tensors
+        options: tuple[Any, ...] = (q_codes, k_codes, ctx.num_bits)
+        found: Sequence[Tensor | None]
+        if are_differentiated():
+            found = differentiable_gradients(
+                lambda *given: [_composition(*given, *options)], tensors, gradients
+            )
+        else:
+            found = _gradients_of_buckets(*tensors, *options, *gradients)
         return (*found, None, None, None)
+
+
+@exact
+def _composition(
+    q: Tensor, k: Tensor, v: Tensor, q_codes: Tensor, k_codes: Tensor, num_bits: int
+) -> Tensor:
+    """The sums with the N x N matrix of weights, whose derivative is the published gradient."""
+    pairs = zip(q_codes.transpose(2, 3), k_codes.transpose(2, 3), strict=True)
+    shares = sum((of_q[..., None] == of_k[..., None, :]).to(q.dtype) for of_q, of_k in pairs)
+    product = einsum(q, k, "b n h c, b t h c -> b h n t")
+    weights = shares * (1.0 + num_bits / 2 * (product - product.detach())) / len(q_codes)
+    total: Tensor = einsum(weights, v, "b h n t, b t h c -> b n h c")
+    return total

@@ -9,10 +9,12 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, build_attention
+from primal_attention.attention.statistics import KSVDLayer
 from primal_attention.cli.mistakes import naming
+from primal_attention.objectives import ksvd_loss
 from primal_attention.testing import ContractError, Report, Status, check_attention
 from primal_attention.testing.adapters import adapt
 
@@ -75,6 +77,7 @@ class Candidate(NamedTuple):
     module: nn.Module | Callable[[], nn.Module]
     causal: bool
     dim: int | None
+    objective: Callable[[nn.Module], Tensor] | None = None
 
 
 def _candidates(
@@ -95,15 +98,17 @@ def _candidates(
 
 def _forms(name: str, causal: bool | None, dim: int, heads: int) -> Iterator[Candidate]:
     """The forms of a mechanism of the registry: as it is by default, and the causal ones."""
+    objective = ksvd_loss if issubclass(ATTENTIONS[name], KSVDLayer) else None
     if not causal:
-        yield Candidate(name, partial(build_attention, name, dim, heads), False, dim)
+        factory = partial(build_attention, name, dim, heads)
+        yield Candidate(name, factory, False, dim, objective)
     mechanism = getattr(ATTENTIONS[name], "mechanism", None)
     if causal is False or mechanism is None or not mechanism.causal:
         return
     for options in _CAUSAL_FORMS.get(name, [{}]):
         label = " ".join([name, "causal", *options.values()])
         factory = partial(build_attention, name, dim, heads, causal=True, **options)
-        yield Candidate(label, factory, True, dim)
+        yield Candidate(label, factory, True, dim, objective)
 
 
 def _foreign(
@@ -153,9 +158,9 @@ def _reports(candidates: Sequence[Candidate]) -> Iterator[Report]:
     from rich.progress import track
 
     progress = track(candidates, "checking", transient=True, console=Console(stderr=True))
-    for label, module, causal, dim in progress:
+    for label, module, causal, dim, objective in progress:
         try:
-            report = check_attention(module, causal=causal, dim=dim)
+            report = check_attention(module, causal=causal, dim=dim, objective=objective)
         except ContractError as error:
             report = error.report
         yield replace(report, subject=label)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from primal_attention.array_files import read_array
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.trained import Trained, load_trained
+from primal_attention.foreign_files import file_size, reading
 from primal_attention.tasks import Series, SeriesEncoding
 from primal_attention.tasks.ts_files import read_ts
 from primal_attention.whole_files import write_text
@@ -42,12 +43,13 @@ def register(program: "Typer") -> None:
             trained = load_trained(checkpoint)
             encoding = _encoding(trained)
         with naming("FILE"):
-            inputs = encoding.encode(read_series(file))
+            series = read_series(file)
         with naming("--out"):
             _check_folder(out)
         console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
-        probabilities = torch.cat(list(_probabilities(trained, inputs, console)))
-        write_text(out, _to_csv(trained.labels, probabilities))
+        probabilities = torch.cat(list(_probabilities(trained, encoding, file, series, console)))
+        with naming("--out"):
+            write_text(out, _to_csv(trained.labels, probabilities))
         console.print(f"{out}: {len(probabilities)} cases, {len(trained.labels)} classes")
 
 
@@ -62,8 +64,10 @@ def _encoding(trained: Trained) -> SeriesEncoding:
 def read_series(path: Path) -> Series:
     """The series of a file; labels, where it has any, are not looked at."""
     if path.suffix == ".npy":
-        array = np.load(path, allow_pickle=False)
-        if array.ndim != 3 or array.dtype.kind not in "iuf":
+        remedy = "write it with numpy.save, as an array of numbers [cases, channels, length]"
+        with reading(path, "a whole .npy file of series", remedy):
+            array = read_array(path)
+        if array.ndim != 3 or array.dtype.kind not in "iuf" or not len(array):
             raise ValueError(
                 f"{path} must hold numbers [cases, channels, length], got shape {array.shape} "
                 f"of {array.dtype}"
@@ -71,6 +75,7 @@ def read_series(path: Path) -> Series:
         return list(array)
     if path.suffix != ".ts":
         raise ValueError(f"{path} must end in .ts or .npy, got {path.suffix!r}")
+    file_size(path)
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     unlabelled = any(line.lower().split() == ["@classlabel", "false"] for line in lines)
     return _read_unlabelled(path, lines) if unlabelled else read_ts(path).series
@@ -80,7 +85,7 @@ def _read_unlabelled(path: Path, lines: list[str]) -> Series:
     """A file without classes, read as one whose cases all have the same."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
-        copy.write_text("\n".join(_labelled(lines)))
+        copy.write_text("\n".join(_labelled(lines)), encoding="utf-8")
         try:
             return read_ts(copy).series
         except ValueError as error:
@@ -99,12 +104,16 @@ def _labelled(lines: list[str]) -> Iterator[str]:
             yield line
 
 
-def _probabilities(trained: Trained, inputs: dict[str, Tensor], console: Any) -> Iterator[Tensor]:
+def _probabilities(
+    trained: Trained, encoding: SeriesEncoding, file: Path, series: Series, console: Any
+) -> Iterator[Tensor]:
+    """Those of each class [B, classes], for a few cases at a time: padding takes memory."""
     from rich.progress import track
 
-    starts = range(0, len(inputs["x"]), _BATCH_SIZE)
+    starts = range(0, len(series), _BATCH_SIZE)
     for start in track(starts, "predicting", transient=True, console=console):
-        batch = {name: each[start : start + _BATCH_SIZE] for name, each in inputs.items()}
+        with naming("FILE"), reading(file, "a file for this model", "give one of such series"):
+            batch = encoding.encode(series[start : start + _BATCH_SIZE], first=start)
         with torch.no_grad():
             yield trained.model(**batch).double().softmax(-1)
 

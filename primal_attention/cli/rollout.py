@@ -51,6 +51,8 @@ def register(program: "Typer") -> None:
             package("mujoco")
         with naming("RUNS"):
             found = [read_policies(path) for path in runs]
+        with naming("--results"):
+            read_rows(results)
         console, commit = rich.console.Console(highlight=False, soft_wrap=True), current_commit()
         for each in found:
             goal = environment_of(each.set_name).targets[0] if target is None else target

@@ -14,7 +14,7 @@ from primal_attention.training.building import build_model
 from primal_attention.training.cases import task_of
 from primal_attention.training.recipe import Recipe, nearest
 from primal_attention.training.recipes import find_recipe
-from primal_attention.training.run_directory import RECIPE
+from primal_attention.training.run_directory import read_recipe
 
 _OWN_OPTIONS = {"task": "TASK", "model": "--model", "protocol": "--protocol", "seed": "--seed"}
 
@@ -56,7 +56,7 @@ def check_model(recipe: Recipe, sizes: Sizes) -> None:
 
 def check_directory(directory: Path, recipe: Recipe) -> None:
     """Raise where the directory holds a run of another recipe."""
-    path = directory / RECIPE
     with naming("--out"):
-        if path.exists():
-            recipe.check_same(Recipe.from_json(path.read_text()), directory)
+        found = read_recipe(directory)
+        if found is not None:
+            recipe.check_same(found, directory)

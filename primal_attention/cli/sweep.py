@@ -84,7 +84,7 @@ def register(program: "Typer") -> None:
             )
         console.print(f"{folder}: {len(finished(opened))} trials are done")
         runner = _Runner(recipe, cases, folder, accelerator, None if quiet else console)
-        with resumable(console, folder):
+        with resumable(folder):
             run_trials(opened, space, trials, runner)
         _print_best(opened, recipe, set_ or ())
 

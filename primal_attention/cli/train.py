@@ -3,19 +3,22 @@
 import logging
 import os
 import shlex
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.runs import check_directory, check_model, load_task, recipe_of
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
+from primal_attention.training.devices import LostPeerError, from_first, with_peers
 from primal_attention.training.loop import BEST, LAST
 from primal_attention.training.recipe import Recipe
-from primal_attention.training.results import add_rows, current_commit, row_of
+from primal_attention.training.results import add_rows, current_commit, read_rows, row_of
 from primal_attention.training.run_directory import RESULT, directory_of
 from primal_attention.training.tables import printed_in
+from primal_attention.whole_files import UnreadableFileError
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -59,6 +62,8 @@ def register(program: "Typer") -> None:
         check_model(recipe, cases.sizes)
         directory = directory_of(out, recipe)
         check_directory(directory, recipe)
+        with naming("--out"):
+            read_rows(out / RESULTS)  # the row of this run is to go there
         logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
         with naming("--devices, --accelerator, --strategy or --set precision"):
             fabric = launch(
@@ -71,14 +76,15 @@ def register(program: "Typer") -> None:
         console = rich.console.Console(stderr=True, quiet=quiet or not fabric.is_global_zero)
         console.print(_where(directory), highlight=False, soft_wrap=True)
         watcher = Watcher() if quiet else progress_bar(console)
-        with resumable(console, directory):
+        with resumable(directory, silent=not fabric.is_global_zero), with_peers(fabric):
             outcome = train_in(
                 directory, recipe, cases, fabric, watcher=watcher, save_every=save_every
             )
-        if fabric.is_global_zero:
-            add_rows(out / RESULTS, [row_of(outcome, current_commit())])
-            _print_outcome(outcome, directory, data)
-        finish(fabric)
+            row = [row_of(outcome, current_commit())]
+            from_first(fabric, lambda: add_rows(out / RESULTS, row))
+            if fabric.is_global_zero:
+                _print_outcome(outcome, directory, data)
+            finish(fabric)
 
 
 def _where(directory: Path) -> str:
@@ -91,19 +97,40 @@ def _where(directory: Path) -> str:
 
 
 @contextmanager
-def resumable(console: Any, directory: Path) -> Iterator[None]:
-    """Tell what to do after a run that was stopped, by its user or by its numbers."""
+def resumable(directory: Path, *, silent: bool = False) -> Iterator[None]:
+    """Tell what to do after a run that was stopped: by its user, its numbers, a file or a peer.
+
+    Args:
+        directory: Where the run is.
+        silent: Say nothing of what the first process says too.
+    """
     import typer
 
+    def end(code: int, text: str, *, of_all: bool = True) -> NoReturn:
+        if not (silent and of_all):
+            typer.echo(text, err=True)
+        raise typer.Exit(code) from None
+
+    goes_on = f"the same command goes on from the last checkpoint in {directory}"
+    hook, threading.excepthook = threading.excepthook, _tell_of_thread
     try:
         yield
     except KeyboardInterrupt:
-        text = f"stopped; the same command goes on from the last checkpoint in {directory}"
-        console.print(text, highlight=False, soft_wrap=True)
-        raise typer.Exit(130) from None
+        end(130, f"stopped; {goes_on}")
     except FloatingPointError as error:
-        console.print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        end(1, f"Error: {error}")
+    except LostPeerError as error:
+        end(1, f"Error: {error}; {goes_on}", of_all=False)
+    except (OSError, UnreadableFileError) as error:
+        end(2, f"Error: {error}")
+    finally:
+        threading.excepthook = hook
+
+
+def _tell_of_thread(error: threading.ExceptHookArgs) -> None:
+    """Leave errors of writing to the training thread, which raises them by the file's name."""
+    if not isinstance(error.exc_value, OSError):
+        threading.__excepthook__(error)
 
 
 def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None:

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from primal_attention.tasks import SeriesEncoding, Sizes
-from primal_attention.training.building import build_model
+from primal_attention.training.building import trained_model
 from primal_attention.training.checkpoint import read_checkpoint
 from primal_attention.training.loop import BEST
 from primal_attention.training.recipe import Recipe
+from primal_attention.whole_files import fitting
 
 
 class Trained(NamedTuple):
@@ -32,11 +32,20 @@ def load_trained(path: Path) -> Trained:
     if missing:
         what = ", ".join(sorted(missing))
         raise ValueError(f"{path} lacks {what}; give the {BEST} of a run directory")
-    recipe = Recipe.from_json(facts["recipe"])
+    with fitting(path, "the checkpoint of a model"):
+        recipe, sizes = Recipe.from_json(facts["recipe"]), Sizes(**facts["sizes"])
+        encoding = None
+        if facts["encoding"] and not recipe.task.startswith("rl/"):
+            encoding = SeriesEncoding.from_dict(facts["encoding"])
+            _check_length(encoding, sizes)
+        labels = tuple(map(str, facts["labels"]))
     if recipe.task.startswith("rl/"):
         raise ValueError(f"{path} is a policy of {recipe.task}; primal rollout measures it")
-    with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
-        model = build_model(recipe, sizes := Sizes(**facts["sizes"]))
-    model.load_state_dict(checkpoint.tensors)
-    encoding = facts["encoding"] and SeriesEncoding.from_dict(facts["encoding"])
-    return Trained(recipe, model.eval(), sizes, tuple(facts["labels"]), encoding)
+    with fitting(path, "the checkpoint of a model"):
+        model = trained_model(recipe, sizes, checkpoint.tensors)
+    return Trained(recipe, model, sizes, labels, encoding)
+
+
+def _check_length(encoding: SeriesEncoding, sizes: Sizes) -> None:
+    if encoding.num_tokens != sizes.num_tokens:
+        raise ValueError(f"series of {encoding.num_tokens} tokens, a model of {sizes.num_tokens}")

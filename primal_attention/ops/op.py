@@ -20,9 +20,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from primal_attention.ops.walk import vector_jacobian_product
+from primal_attention.ops import flops
+from primal_attention.ops.gradients import (
+    are_differentiated,
+    differentiable_gradients,
+    is_transformed,
+)
 from primal_attention.precision import without_autocast
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
@@ -107,6 +111,10 @@ class FusedOp(ABC):
             self.devices,
         )
         self.registered.register_autograd(self.gradients, setup_context=self.save)
+        packets = torch.ops.primal_attention
+        flops.register_forward(getattr(packets, f"{self.name}_forward"), self._composition)
+        backward = getattr(packets, f"{self.name}_backward")
+        flops.register_backward(backward, self._composition, self._backward_call)
 
     def __call__(self, given: Any) -> tuple[Tensor, ...]:
         """The outputs of the op, in the graph of autograd where an input is."""
@@ -142,7 +150,7 @@ class FusedOp(ABC):
         grads = [None if d is None or not d.numel() else d for d in d_outputs[: self.num_outputs]]
         needs = dict(zip(self.inputs._fields, ctx.needs_input_grad, strict=True))
         wanted = frozenset(name for name in self.differentiable if needs[name])
-        if torch.is_grad_enabled():
+        if are_differentiated():
             found = self._differentiable_gradients(given, grads)
         elif _are_plain((*given, *grads)):
             call = Backward(saved[count:], grads, wanted, _is_let_go())
@@ -162,18 +170,23 @@ class FusedOp(ABC):
     def _differentiable_gradients(
         self, given: Any, grads: Sequence[Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """Gradients that have gradients, by the eager form on aliases of the inputs.
+        """Gradients that have gradients, by the eager form."""
+        names = self.differentiable
 
-        An input may have been made from another one. Aliases keep that path out of these gradients.
-        """
-        aliases = {name: getattr(given, name) for name in self.differentiable}
-        aliases = {n: each if each is None else each.view_as(each) for n, each in aliases.items()}
+        def run(*tensors: Tensor | None) -> Sequence[Tensor]:
+            return self.eager(given._replace(**dict(zip(names, tensors, strict=True))))
+
         with without_autocast(given[0].device):
-            outputs = self.eager(given._replace(**aliases))
-            found = vector_jacobian_product(
-                outputs, list(aliases.values()), grads, create_graph=True
-            )
-        return dict(zip(aliases, found, strict=True))
+            tensors = [getattr(given, name) for name in names]
+            return dict(zip(names, differentiable_gradients(run, tensors, grads), strict=True))
+
+    def _composition(self, *flat: Any) -> Sequence[Tensor]:
+        return self.eager(self.inputs(*flat))
+
+    def _backward_call(self, *flat: Any) -> flops.Call:
+        *given, _, grads, flags = flat
+        wanted = dict(zip(self.differentiable, flags, strict=True))
+        return flops.Call(given, grads, [wanted.get(n, False) for n in self.inputs._fields])
 
     def _all_gradients(self, *flat: Any) -> list[Tensor]:
         """As the dispatcher is told of them: empty where they are not wanted."""
@@ -293,11 +306,7 @@ def _is_transformed() -> bool:
     """Whether something other than reverse-mode autograd or the compiler follows this call."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    return (
-        torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._is_tracing()
-    )
+    return is_transformed() or torch._C._is_tracing()
 
 
 def _are_plain(given: Sequence[Any]) -> bool:

@@ -17,8 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from primal_attention.ops.gradients import (
+    are_differentiated,
+    differentiable_gradients,
+    is_transformed,
+)
 from primal_attention.precision import without_autocast
 
 Tensors = Sequence[Tensor | None]
@@ -75,9 +79,7 @@ def _has_graph(tensors: Tensors) -> bool:
 
     Transforms of torch.func and forward-mode tangents differentiate the steps themselves.
     """
-    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return False
-    if forward_ad._current_level >= 0:
+    if not torch.is_grad_enabled() or is_transformed():
         return False
     return any(each is not None and each.requires_grad for each in tensors)
 
@@ -110,6 +112,16 @@ class _Layout:
         first, second = self.num_state, self.num_state + self.num_rows
         return list(tensors[:first]), list(tensors[first:second]), list(tensors[second:])
 
+    def of_chunk(self, *tensors: Tensor | None) -> Sequence[Tensor]:
+        """The outputs of one chunk, and the state after it."""
+        outputs, state = self.step(*self.split(tensors))
+        return [*outputs, *state]
+
+    def run(self, *tensors: Tensor | None) -> Sequence[Tensor]:
+        """All outputs and the last state, by the graph of the steps."""
+        outputs, states = _run(self.step, self.chunks, *self.split(tensors))
+        return [*outputs, *states[-1]]  # type: ignore[list-item]
+
 
 class _Walk(torch.autograd.Function):
     @staticmethod
@@ -128,19 +140,9 @@ class _Walk(torch.autograd.Function):
         number = len(ctx.needs_input_grad) - 1
         tensors, between = saved[:number], saved[number:]
         with without_autocast(tensors[layout.num_state].device):
-            if torch.is_grad_enabled():
-                return None, *_differentiable(layout, tensors, grads)
+            if are_differentiated():
+                return None, *differentiable_gradients(layout.run, tensors, grads)
             return None, *_by_chunk(layout, tensors, between, grads, ctx.needs_input_grad[1:])
-
-
-def _differentiable(layout: _Layout, tensors: Tensors, grads: Tensors) -> list[Tensor | None]:
-    """Gradients that have gradients: by the graph of the steps, on aliases of the inputs.
-
-    An input may have been made from another one. Aliases keep that path out of these gradients.
-    """
-    aliases = [each if each is None else each.view_as(each) for each in tensors]
-    outputs, states = _run(layout.step, layout.chunks, *layout.split(aliases))
-    return vector_jacobian_product([*outputs, *states[-1]], aliases, grads, create_graph=True)
 
 
 def _by_chunk(
@@ -169,32 +171,14 @@ def _by_chunk(
                 strict=True,
             )
         ]
-        with torch.enable_grad():
-            outputs, after = layout.step(*layout.split(leaves))
-        computed = vector_jacobian_product(
-            [*outputs, *after], leaves, [*_of(d_outputs, chunk), *d_state]
-        )
+        given = [*_of(d_outputs, chunk), *d_state]
+        computed = differentiable_gradients(layout.of_chunk, leaves, given)
         d_state, of_rows, of_shared = layout.split(computed)
         for whole, part in zip(d_rows, of_rows, strict=True):
             if whole is not None:
                 whole[..., chunk, :] = 0.0 if part is None else part
         d_shared = [_sum(total, part) for total, part in zip(d_shared, of_shared, strict=True)]
     return [*d_state, *d_rows, *d_shared]
-
-
-def vector_jacobian_product(
-    outputs: Sequence[Tensor], inputs: Tensors, grads: Tensors, *, create_graph: bool = False
-) -> list[Tensor | None]:
-    """Vector-Jacobian product; None for inputs without a gradient."""
-    pairs = [
-        (y, d) for y, d in zip(outputs, grads, strict=True) if d is not None and y.requires_grad
-    ]
-    leaves = [x for x in inputs if x is not None and x.requires_grad]
-    if not pairs or not leaves:
-        return [None] * len(inputs)
-    ys, ds = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(ys, leaves, ds, create_graph=create_graph, allow_unused=True))
-    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
 
 
 def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:

@@ -39,6 +39,13 @@ class PatchedAttention(nn.Module):
         super().__init__()
         self.mechanism: Any = mechanism
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What ``torch.jit.script`` calls before it compiles a model."""
+        raise RuntimeError(
+            f"torch.jit.script cannot compile patched layers ({self.record.attention}), which are "
+            "no TorchScript; use torch.jit.trace or torch.export, or unpatch(model)"
+        )
+
     @property
     def causal(self) -> bool:
         """Whether each token sees only itself and those before it."""

@@ -59,7 +59,7 @@ def build_layer(
 def install(site: Site, layer: PatchedAttention) -> None:
     """Put a layer in its place and note in it how to undo that."""
     assert site.host is not None
-    changes = site.host.settings(site.ancestors)
+    changes = site.host.settings(site.module, site.ancestors)
     for path in site.host.takes_over:
         holder, _, attribute = path.rpartition(".")
         changes.append(Change(site.parent.get_submodule(holder), attribute, nn.Identity()))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.patching.adapter import PatchedAttention
-from primal_attention.patching.hosts.transformers_attention import TransformersAttention
+from primal_attention.patching.hosts.rotation import rotated, running_rotation
 from primal_attention.patching.patch import patch
 from primal_attention.patching.sites import find_sites, patched_layers
 
@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
     x: Tensor  # [B, N, D]
     masks: dict[str, Any]  # token_mask; context and context_mask where it attends elsewhere
-    positions: Any  # rotary positions, where the host has them
+    rotation: Any  # by rotary positions, where the host has them
     y: Tensor  # [B, N, D]
 
     def real(self, z: Tensor) -> Tensor:
@@ -65,9 +65,7 @@ def watch(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, list[Cal
     layers = patched_layers(model)
     calls: dict[str, list[Call]] = {name: [] for name in names}
     hooks = [
-        layers[name].mechanism.register_forward_hook(
-            partial(_note, calls[name], layers[name]), with_kwargs=True
-        )
+        layers[name].mechanism.register_forward_hook(partial(_note, calls[name]), with_kwargs=True)
         for name in calls
     ]
     try:
@@ -88,14 +86,8 @@ def run(model: nn.Module, batch: Mapping[str, Any]) -> Any:
 @contextmanager
 def as_called(layer: PatchedAttention, call: Call) -> Iterator[Any]:
     """The mechanism of a layer, ready to be called as the call was."""
-    if not isinstance(layer, TransformersAttention):
+    with rotated(call.rotation):
         yield layer.mechanism
-        return
-    layer.positions = call.positions
-    try:
-        yield layer.mechanism
-    finally:
-        layer.positions = None
 
 
 def again(layer: PatchedAttention, call: Call) -> Tensor:
@@ -107,7 +99,6 @@ def again(layer: PatchedAttention, call: Call) -> Tensor:
 
 def _note(
     calls: list[Call],
-    layer: PatchedAttention,
     mechanism: nn.Module,
     args: Any,
     kwargs: Any,
@@ -115,4 +106,4 @@ def _note(
 ) -> None:
     x, *context = args
     masks = dict(kwargs) | ({"context": context[0]} if context else {})
-    calls.append(Call(x, masks, getattr(layer, "positions", None), y))
+    calls.append(Call(x, masks, running_rotation(), y))

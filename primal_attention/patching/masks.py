@@ -8,49 +8,58 @@ Letters: B batch, H heads, N queries, T keys.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from primal_attention.patching.inputs import Packing
+
 _HIDDEN = -1e4  # an additive mask hides with this much or more
 
 
-def token_mask_of(mask: Any, *, num_queries: int, num_before: int, causal: bool) -> Tensor | None:
+class Rows(NamedTuple):
+    """What a mask says of the rows of a self-attention."""
+
+    real: Tensor | None  # [B, N]: the real ones of the new tokens; None where all are
+    packing: Packing | None = None  # where rows hold several sequences each
+
+
+def token_mask_of(
+    mask: Any, *, num_queries: int, num_before: int | Tensor, causal: bool
+) -> Tensor | None:
     """The real ones [B, N] of the new tokens, from the mask of a self-attention.
 
     Args:
         mask: None, padding [B, T], or a mask [B, H or 1, N, T], boolean (True is seen) or additive.
         num_queries: How many new tokens there are, N.
-        num_before: How many tokens came before them: T is at least N plus these.
+        num_before: How many tokens came before them, a tensor in a cache of fixed size: T is at
+            least N plus these.
         causal: Whether the layer is causal, and so must be the mask.
     """
     if mask is None:
         return None
-    if not isinstance(mask, Tensor):
-        raise ValueError(
-            f"attention_mask is a {type(mask).__name__}, of which a patched layer cannot read the "
-            "padding; use the attention implementation 'sdpa' or 'eager'"
-        )
-    num_keys = num_before + num_queries
-    if mask.shape[-1] < num_keys:
-        raise ValueError(
-            f"attention_mask covers {mask.shape[-1]} tokens, but there are {num_keys}: a mask of "
-            "a sliding window cannot be honoured"
-        )
-    if mask.ndim == 2:
-        return mask[:, num_before:num_keys] > 0
+    if _has_two_dimensions(mask, num_before + num_queries):
+        return _selected(mask, num_queries, num_before) > 0
+    real, fits = _as_padding(seen_by(mask), num_queries, num_before, causal=causal)
+    _require(fits, causal=causal)
+    return real
+
+
+def rows_of(mask: Any, *, num_tokens: int, causal: bool) -> Rows:
+    """The same of tokens with none before them, whose rows may be packed with sequences.
+
+    Packed sequences are not looked for in a compiled graph: how many there are is in the data.
+    """
+    if mask is None or _has_two_dimensions(mask, num_tokens) or torch.compiler.is_compiling():
+        return Rows(token_mask_of(mask, num_queries=num_tokens, num_before=0, causal=causal))
     seen = seen_by(mask)
-    real = seen[:, 0, -1, :num_keys]  # the last token sees every real one
-    expected = real[:, None, None, :]
-    if causal:
-        expected = expected & _past(num_queries, num_before, mask.device)
-    padded = ~real[:, None, num_before:, None]
-    whole = seen[..., :num_keys]
-    # Some hosts let a padded query see everything, to spare its softmax the division by zero.
-    fits = (whole == expected) | (padded & whole.all(-1, keepdim=True))
-    _require(fits.all() & ~seen[..., num_keys:].any(), causal=causal)
-    return real[:, num_before:]
+    real, fits = _as_padding(seen, num_tokens, 0, causal=causal)
+    if bool(fits):
+        return Rows(real)
+    real, starts, fits = _as_sequences(seen, num_tokens, causal=causal)
+    _require(fits, causal=causal)
+    return Rows(None, Packing.of(starts, real))
 
 
 def context_mask_of(mask: Tensor | None) -> Tensor | None:
@@ -76,18 +85,72 @@ def seen_by(mask: Tensor) -> Tensor:
     return seen
 
 
-def _past(num_queries: int, num_before: int, device: torch.device) -> Tensor:
-    ones = torch.ones(num_queries, num_before + num_queries, dtype=torch.bool, device=device)
-    return ones.tril(num_before)
+def _has_two_dimensions(mask: Any, num_keys: int | Tensor) -> bool:
+    """Whether a mask is padding [B, T]; an error where it cannot be read."""
+    if not isinstance(mask, Tensor):
+        raise ValueError(
+            f"attention_mask is a {type(mask).__name__}, of which a patched layer cannot read the "
+            "padding; use the attention implementation 'sdpa' or 'eager'"
+        )
+    if not isinstance(num_keys, Tensor) and mask.shape[-1] < num_keys:
+        raise ValueError(
+            f"attention_mask covers {mask.shape[-1]} tokens, but there are {num_keys}: a mask of "
+            "a sliding window cannot be honoured"
+        )
+    return mask.ndim == 2
+
+
+def _selected(row: Tensor, num_queries: int, num_before: int | Tensor) -> Tensor:
+    """What a row [B, T] says of the new tokens, [B, N]."""
+    if isinstance(num_before, Tensor):
+        places = num_before + torch.arange(num_queries, device=row.device)
+        return row.index_select(1, places)
+    return row[:, num_before : num_before + num_queries]
+
+
+def _as_padding(
+    seen: Tensor, num_queries: int, num_before: int | Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The real ones [B, N] of the new tokens, and whether the mask says no more than that."""
+    keys = torch.arange(seen.shape[-1], device=seen.device)
+    inside = keys < num_before + num_queries
+    row = seen[:, 0, -1] & inside  # the last token sees every real one
+    real, expected = _selected(row, num_queries, num_before), row[:, None, None, :]
+    if causal:
+        queries = torch.arange(num_queries, device=seen.device)[:, None]
+        expected = expected & (keys <= num_before + queries)
+    return real, _fits(seen, expected, real, inside)
+
+
+def _as_sequences(seen: Tensor, num_tokens: int, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Real tokens [B, N], the first token of the sequence of each, and whether that is all."""
+    tokens = torch.arange(num_tokens, device=seen.device)
+    own = seen[:, 0, :num_tokens, :num_tokens]
+    real = own.diagonal(dim1=1, dim2=2)
+    starts = own.int().argmax(-1)
+    expected = (starts[:, :, None] == starts[:, None, :]) & real[:, None, :]
+    if causal:
+        expected = expected & (tokens <= tokens[:, None])
+    inside = torch.ones_like(tokens, dtype=torch.bool)
+    fits = _fits(seen[..., :num_tokens], expected[:, None], real, inside)
+    return real, starts, fits & ~seen[..., num_tokens:].any()
+
+
+def _fits(seen: Tensor, expected: Tensor, real: Tensor, inside: Tensor) -> Tensor:
+    """Whether real queries see what is expected, and nobody anything but the tokens inside."""
+    # Some hosts let a padded query see everything, to spare its softmax the division by zero.
+    spared = ~real[:, None, :, None] & (seen | ~inside).all(-1, keepdim=True)
+    return ((seen == expected) | spared).all() & ~(seen & ~inside).any()
 
 
 def _require(fits: Tensor, *, causal: bool) -> None:
     form = "padding under a causal mask" if causal else "padding"
     _check(
         fits,
-        f"the mask is more than {form}, which is all that this layer can honour. Masks of sliding "
-        "windows, of packed sequences or of blocks have no counterpart; a causal mask needs "
-        "patch(..., causal=True), a full one causal=False",
+        f"the mask is more than {form}, which is all that this layer can honour, beside sequences "
+        "packed in one pass without a cache and outside of compiled graphs. Masks of sliding "
+        "windows or of blocks have no counterpart; a causal mask needs patch(..., causal=True), a "
+        "full one causal=False",
     )
 
 

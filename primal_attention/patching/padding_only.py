@@ -2,45 +2,114 @@
 
 Such a model gets an attention implementation of its own, under which it hands the padding [B, N] to
 its layers as it came. Masks that are more than padding are still spelled out for the layers to see.
+
+Letters: B batch, H heads, N queries, T keys, C head dim.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from primal_attention.patching.adapter import PatchedAttention
 
-_SUFFIX = "_padding"
+_HOST, _NAME = "sdpa", "sdpa_padding"
 
 
 def choose_masks(model: nn.Module) -> None:
     """Have the padding passed as it is where no attention needs more, else as the host does."""
     config = getattr(model, "config", None)
     chosen = getattr(config, "_attn_implementation", None)
-    if config is None or not isinstance(chosen, str):
+    if config is None or chosen not in (_HOST, _NAME):
         return
-    name = chosen.removesuffix(_SUFFIX)
-    if name in ("eager", "sdpa") and _all_patched(model):
-        from transformers import AttentionMaskInterface
-
-        name += _SUFFIX
-        AttentionMaskInterface.register(name, _padding_mask)
+    register()
+    name = _NAME if _all_patched(model) else _HOST
     if name != chosen:
         config._attn_implementation = name
 
 
-def _padding_mask(*, mask_function: Any, attention_mask: Any = None, **sizes: Any) -> Any:
+def register() -> None:
+    """Make the implementation known to transformers, for patched models and for others.
+
+    A model that is built from the config of a patched one has it too, and its attentions are those
+    of the host.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionMaskInterface.register(_NAME, _padding_mask)
+    AttentionInterface.register(_NAME, _attend)
+
+
+def _padding_mask(
+    *,
+    mask_function: Any,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    attention_mask: Any = None,
+    **others: Any,
+) -> Any:
+    """The padding as it came, unless the mask is more or the cache has a fixed size."""
     from transformers.masking_utils import (
         bidirectional_mask_function,
         causal_mask_function,
         sdpa_mask,
     )
 
-    if mask_function in (bidirectional_mask_function, causal_mask_function):
+    plain = mask_function in (bidirectional_mask_function, causal_mask_function)
+    grows = not isinstance(q_offset, Tensor) and kv_offset == 0
+    if plain and grows and kv_length == q_offset + q_length:
         return attention_mask
-    return sdpa_mask(mask_function=mask_function, attention_mask=attention_mask, **sizes)
+    if not grows:  # no mask would mean that the queries come last
+        others["allow_is_causal_skip"] = False
+    return sdpa_mask(
+        mask_function=mask_function,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        attention_mask=attention_mask,
+        **others,
+    )
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The host's own attention of an unpatched module, which wants its mask spelled out."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    N, T = query.shape[2], key.shape[2]
+    if attention_mask is None and (N == T or not causal):
+        return sdpa_attention_forward(
+            module, query, key, value, None, is_causal=causal and N > 1, **others
+        )
+    if attention_mask is None or attention_mask.ndim == 2:
+        attention_mask = _spelled_out(attention_mask, query, T, causal=causal)
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, is_causal=False, **others
+    )
+
+
+def _spelled_out(padding: Tensor | None, query: Tensor, num_keys: int, *, causal: bool) -> Tensor:
+    """Which keys each query sees, [B or 1, 1, N, T]; one that would see none sees all."""
+    N, device = query.shape[2], query.device
+    seen = torch.ones(1, 1, N, num_keys, dtype=torch.bool, device=device)
+    if causal:
+        seen = seen.tril(num_keys - N)
+    if padding is not None:
+        seen = seen & (padding[:, None, None, :num_keys] > 0)
+    return seen | ~seen.any(-1, keepdim=True)
 
 
 def _all_patched(model: nn.Module) -> bool:

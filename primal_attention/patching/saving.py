@@ -1,30 +1,53 @@
-"""Patched models on the disk: safetensors and JSON, so reading one runs no code."""
+"""Patched models on the disk: safetensors and JSON, so reading one runs no code.
+
+Beside them are their checksums, as ``sha256sum`` writes them, which are compared before anything is
+loaded.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from primal_attention.models.fit import check_fit
+from primal_attention.patching.adapter import PatchedAttention
+from primal_attention.patching.building import install
 from primal_attention.patching.description import (
     KEY,
     apply_description,
     describe,
+    described_layers,
     note_in_config,
 )
 from primal_attention.patching.padding_only import choose_masks
-from primal_attention.whole_files import replacing, write_text
+from primal_attention.patching.sites import Site, patched_layers
+from primal_attention.whole_files import (
+    REMEDY,
+    UnreadableFileError,
+    checksum_of,
+    fitting,
+    replacing,
+    write_text,
+    writing_to,
+)
 
-_WEIGHTS, _DESCRIPTION = "model.safetensors", f"{KEY}.json"
+_CONFIG, _WEIGHTS, _DESCRIPTION = "config.json", "model.safetensors", f"{KEY}.json"
+_CHECKSUMS = f"{KEY}.sha256"
+_CHECKED = (_CONFIG, _DESCRIPTION, "*.safetensors", "*.safetensors.index.json")
 
 
 def save_patched(model: nn.Module, folder: str | Path) -> None:
     """Write a patched model into a folder.
 
     A model of transformers is saved by its own ``save_pretrained``, with what was patched in its
-    ``config.json``; any other as ``model.safetensors`` and ``primal_attention.json``.
+    ``config.json``; any other as ``model.safetensors`` and ``primal_attention.json``. The checksums
+    of these files go to ``primal_attention.sha256``.
     """
     description = describe(model)
     if not description["layers"]:
@@ -34,14 +57,19 @@ def save_patched(model: nn.Module, folder: str | Path) -> None:
     except TypeError as error:
         raise ValueError(f"an option of a patched layer is no JSON value: {error}") from error
     folder = Path(folder)
-    save_pretrained: Any = getattr(model, "save_pretrained", None)
-    if save_pretrained is not None:
-        note_in_config(model)
-        save_pretrained(folder)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    _save_tensors(model, folder / _WEIGHTS)
-    write_text(folder / _DESCRIPTION, text)
+    with _naming_place(folder):
+        save_pretrained: Any = getattr(model, "save_pretrained", None)
+        if save_pretrained is not None:
+            note_in_config(model)
+            save_pretrained(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            _save_tensors(model, folder / _WEIGHTS)
+            write_text(folder / _DESCRIPTION, text)
+    write_text(
+        folder / _CHECKSUMS,
+        "".join(f"{checksum_of(path)}  {path.name}\n" for path in _checked_files(folder)),
+    )
 
 
 def load_patched(
@@ -60,6 +88,10 @@ def load_patched(
 
     Returns:
         The patched model, in evaluation mode if it is one of transformers.
+
+    Raises:
+        UnreadableFileError: A file is damaged, or of something else. A model that was passed is as
+            it was before.
     """
     place = _find(folder)
     if isinstance(model, nn.Module):
@@ -84,21 +116,44 @@ def _find(folder: str | Path) -> Path:
 
 def _load_into(model: nn.Module, folder: Path) -> nn.Module:
     description = _read_json(folder / _DESCRIPTION)
-    load = _safetensors().load_model
-    apply_description(model, description)
-    load(model, folder / _WEIGHTS)
+    _check_checksums(folder)
+    with fitting(folder, f"this {type(model).__name__}, patched"):
+        trial = described_layers(model, description, on_meta=True)
+        tensors = _read_tensors(folder / _WEIGHTS)
+        _check_fit(model, trial, tensors)
+        apply_description(model, description)
+    model.load_state_dict(tensors, strict=False)  # one of tied tensors stands for all
     return model
 
 
+def _check_fit(
+    model: nn.Module, layers: list[tuple[Site, PatchedAttention]], tensors: Mapping[str, Tensor]
+) -> None:
+    """Compare tensors with a model with these layers, which is as before when they are compared."""
+    try:
+        for site, layer in layers:
+            install(site, layer)
+        check_fit(model, tensors)
+    finally:
+        for _, layer in reversed(layers):
+            for owner, attribute, old in reversed(layer.record.changes):
+                setattr(owner, attribute, old)
+
+
 def _load_pretrained(folder: Path, kind: type[nn.Module] | None, options: dict[str, Any]) -> Any:
-    config = _read_json(folder / "config.json")
+    config = _read_json(folder / _CONFIG)
     if KEY not in config:
-        raise ValueError(f"{folder / 'config.json'} does not say that anything was patched")
+        raise UnreadableFileError(
+            f"{folder / _CONFIG} does not say that anything was patched; "
+            "from_pretrained of transformers loads it, or save_patched writes another folder"
+        )
+    _check_checksums(folder)
     kind = _class_of(config) if kind is None else kind
     if not issubclass(kind, nn.Module):
         raise ValueError(f"model must be a class of models, got {kind.__name__}; leave it out")
-    patched_kind = _patching_class(kind)
-    loaded: Any = patched_kind.from_pretrained(folder, use_safetensors=True, **options)  # type: ignore[attr-defined]
+    patched_kind = _patching_class(kind, folder)
+    with fitting(folder, f"a patched {kind.__name__} to load so"):
+        loaded: Any = patched_kind.from_pretrained(folder, use_safetensors=True, **options)  # type: ignore[attr-defined]
     loaded.__class__ = kind
     choose_masks(loaded)
     return loaded
@@ -107,23 +162,116 @@ def _load_pretrained(folder: Path, kind: type[nn.Module] | None, options: dict[s
 def _class_of(config: dict[str, Any]) -> type[nn.Module]:
     import transformers
 
-    (name,) = config.get("architectures") or [None]
-    kind = getattr(transformers, name or "", None)
-    if kind is None:
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not isinstance(kind, type):
         raise ValueError(f"transformers has no class {name!r}; pass it as model=")
     found: type[nn.Module] = kind
     return found
 
 
-def _patching_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The same class, but its models are patched as their config says before weights arrive."""
+def _patching_class(kind: type[nn.Module], folder: Path) -> type[nn.Module]:
+    """The same class, but its models are patched as their config says before weights arrive.
+
+    A model is made on the ``meta`` device, so sizes that the folder's tensors do not have take no
+    memory before they are refused.
+    """
+    shapes = _read_shapes(folder)
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
         apply_description(self, getattr(config, KEY))
+        _check_shapes(self, shapes)
 
     names = {"__init__": build, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), names)
+
+
+def _check_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise where a patched layer has other shapes than its tensors in the files."""
+    for name, layer in patched_layers(model).items():
+        for own, parameter in layer.named_parameters(prefix=name):
+            # The files may have the names of a model around this one, or of one inside it.
+            alike = [each for each in shapes if f".{each}".endswith(f".{own}")]
+            alike += [each for each in shapes if own.endswith(f".{each}")]
+            found = {shapes[each] for each in alike}
+            if found and tuple(parameter.shape) not in found:
+                shape = tuple(parameter.shape)
+                raise ValueError(f"{alike[0]} has shape {shapes[alike[0]]}, the model has {shape}")
+
+
+def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import SafetensorError, safe_open
+
+    _safetensors()
+    shapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    shapes[name] = tuple(file.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise _damaged(path, error) from error
+    return shapes
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no patched model is at {path.parent}: {path.name} is missing")
+    try:
+        tensors: dict[str, Tensor] = _safetensors().load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, error) from error
+    return tensors
+
+
+def _damaged(path: Path, error: Exception) -> UnreadableFileError:
+    return UnreadableFileError(
+        f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
+    )
+
+
+@contextmanager
+def _naming_place(folder: Path) -> Iterator[None]:
+    """Name the folder where safetensors cannot write, for instance on a full disk."""
+    _safetensors()
+    from safetensors import SafetensorError
+
+    try:
+        with writing_to(folder):
+            yield
+    except SafetensorError as error:
+        told = f"cannot write {folder}: {error}; free space or choose another place"
+        raise OSError(told) from error
+
+
+def _checked_files(folder: Path) -> list[Path]:
+    return sorted(path for pattern in _CHECKED for path in folder.glob(pattern))
+
+
+def _check_checksums(folder: Path) -> None:
+    """Raise where a file is not the one that was saved; warn where there are no checksums."""
+    path = folder / _CHECKSUMS
+    if not path.is_file():
+        logging.getLogger(__name__).warning(
+            "%s has no %s, so damage in it goes unnoticed; save_patched writes one",
+            folder,
+            _CHECKSUMS,
+        )
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    found = {each.name: checksum_of(each) for each in _checked_files(folder)}
+    for name in sorted(known.keys() | found.keys()):
+        if known.get(name) != found.get(name):
+            raise UnreadableFileError(
+                f"{folder / name} is not the file that {_CHECKSUMS} is of: it is damaged, missing "
+                f"or was changed; copy the folder again, save it with save_patched, or remove "
+                f"{_CHECKSUMS} if you meant the change"
+            )
 
 
 def _save_tensors(model: nn.Module, path: Path) -> None:
@@ -144,9 +292,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no patched model is at {path.parent}: {path.name} is missing")
     try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFileError(f"{path} is damaged: {error}; {REMEDY}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: got {content!r}")
+        raise UnreadableFileError(f"{path} is damaged: it holds no object; {REMEDY}")
     return content

@@ -2,49 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
 
+import torch
 from torch import Tensor
+
+from primal_attention.patching.inputs import Inputs, joined
+
+REMEMBERED = 128
+"""So many of the last tokens of a single sequence can be removed again."""
+
+Extend = Callable[[Inputs, Any], Any]
+"""The state after more tokens, from these and the state before them."""
+
+
+class KeyShape(NamedTuple):
+    """What the keys are like that the host would have put into the cache."""
+
+    num_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+@dataclass
+class _Stretch:
+    """Tokens that can be removed again, and the state before them."""
+
+    before: Any
+    passes: list[Inputs] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return sum(inputs.length for inputs in self.passes)
 
 
 class StateLayer:
     """One layer of a ``Cache``: the state of a mechanism in place of keys and values.
 
     It answers what generation asks of a layer (how many tokens it has seen, to reorder or repeat
-    its sequences) and holds a NamedTuple of tensors whose size does not grow, for mechanisms that
-    have such a state.
+    its sequences, to remove the last tokens of a draft) and holds a NamedTuple of tensors whose
+    size does not grow, for mechanisms that have such a state. Sums cannot be taken back, so the
+    last tokens of a single sequence are kept beside the state before them.
+
+    There are no keys and values: ``keys`` and ``values`` are tensors on the ``meta`` device, which
+    have the shape and the dtype that the host's would have, and no numbers to compute with.
     """
 
-    keys = values = None
-    is_initialized = True
-    is_compileable = is_croppable = is_sliding = supports_early_init = False
+    is_initialized = is_croppable = True
+    is_compileable = is_sliding = supports_early_init = False
 
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self._state: Any = None
-        self._make: Callable[[], Any] | None = None
+    def __init__(self, shape: KeyShape) -> None:
+        self.shape = shape
+        self.num_tokens: Any = 0  # an int
+        self.state: Any = None  # None before the first token, or where it is yet to be computed
+        self._stretches: list[_Stretch] = []
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        register()  # it may have come from another process
 
     def __repr__(self) -> str:
-        return f"StateLayer(num_tokens={self.num_tokens})"
+        return f"{type(self).__name__}(num_tokens={int(self.num_tokens)})"
 
-    def read(self) -> Any:
+    @property
+    def is_started(self) -> bool:
+        """Whether there were tokens."""
+        return self.state is not None or bool(self._stretches)
+
+    @property
+    def batch_size(self) -> int:
+        """How many sequences there are, once there are tokens."""
+        first = self._stretches[-1].passes[0].x if self.state is None else self.state[0]
+        return int(first.shape[0])
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The shape of the keys of all tokens so far, without data."""
+        if not self.is_started:
+            return None
+        size = (self.batch_size, self.shape.num_heads, self._num_keys(), self.shape.head_dim)
+        return torch.empty(size, dtype=self.shape.dtype, device="meta")
+
+    @property
+    def values(self) -> Tensor | None:
+        """The same of the values."""
+        return self.keys
+
+    def read(self, extend: Extend) -> Any:
         """The state after the tokens so far; None before the first."""
-        if self._make is not None:
-            self._state, self._make = self._make(), None
-        return self._state
+        if self.state is None and self._stretches:
+            stretch = self._stretches[-1]
+            self.state = extend(joined(stretch.passes), stretch.before)
+        return self.state
 
     def keep(self, state: Any, num_new: int) -> None:
-        """Keep the state after so many more tokens."""
-        self._state, self._make = state, None
-        self.num_tokens += num_new
+        """Keep the state after so many more tokens, and no way back from it."""
+        self.state, self._stretches = state, []
+        self._count(num_new)
 
-    def postpone(self, make: Callable[[], Any], num_new: int) -> None:
-        """Keep how to make the state, for a pass that is not likely to be continued."""
-        self.keep(None, num_new)
-        self._make = make
+    def keep_with_way_back(self, state: Any, before: Any, new: Inputs) -> None:
+        """Keep the state after the tokens of a pass, and what it takes to remove some of them."""
+        if not self._stretches or self._stretches[-1].length >= REMEMBERED:
+            self._stretches = [*self._stretches[-1:], _Stretch(before)]
+        self._stretches[-1].passes.append(new)
+        self.state = state
+        self._count(new.length)
 
-    def get_seq_length(self) -> int:
+    def postpone(self, new: Inputs) -> None:
+        """Keep the tokens of a first pass, which is not likely to be continued."""
+        self.state, self._stretches = None, [_Stretch(None, [new])]
+        self._count(new.length)
+
+    def get_seq_length(self) -> Any:
         """How many tokens were seen."""
         return self.num_tokens
 
@@ -58,27 +129,62 @@ class StateLayer:
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self.num_tokens, self._state, self._make = 0, None, None
+        self.num_tokens, self.state, self._stretches = 0, None, []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the sequences in another order, as beam search does."""
-        self._map(lambda t: t.index_select(0, beam_idx.to(t.device)))
+        self._change(lambda t: t.index_select(0, beam_idx.to(t.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each sequence."""
-        self._map(lambda t: t.repeat_interleave(repeats, dim=0))
+        self._change(lambda t: t.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some of the sequences."""
-        self._map(lambda t: t[indices.to(t.device)])
+        self._change(lambda t: t[indices.to(t.device)])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Sums cannot be undone: an error unless there is nothing to remove."""
-        if tokens_to_remove:
-            raise ValueError(
-                f"cannot remove {tokens_to_remove} tokens from the state of a patched layer, which "
-                "is a sum over all of them (assisted generation needs to)"
-            )
+        """Remove the last ``-tokens_to_remove`` tokens.
+
+        A positive number is the number of tokens that stay, as it was in transformers before 5.
+        """
+        if tokens_to_remove > 0:
+            tokens_to_remove = min(tokens_to_remove - self.num_tokens, 0)
+        remaining = -tokens_to_remove
+        if not remaining:
+            return
+        if remaining >= self.num_tokens:
+            self.reset()
+            return
+        self._check_way_back(remaining)
+        self.num_tokens -= remaining
+        while remaining:
+            stretch = self._stretches[-1]
+            last = stretch.passes.pop()
+            if last.length > remaining:
+                stretch.passes.append(last.copied(0, last.length - remaining))
+            remaining -= min(remaining, last.length)
+            self.state = None if stretch.passes else stretch.before
+            if not stretch.passes:
+                self._stretches.pop()
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: the first pass makes the state."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> NoReturn:
+        """Refuse keys and values: they come from a layer that is not patched."""
+        raise ValueError(
+            "this layer of past_key_values holds the state of a patched layer, which takes no keys "
+            "and values; start a model that is not patched with an empty cache"
+        )
+
+    def _count(self, num_new: int) -> None:
+        self.num_tokens += num_new
+
+    def _num_keys(self) -> int:
+        return int(self.num_tokens)
 
     def offload(self) -> None:
         """The state stays where it is: it is small."""
@@ -86,27 +192,122 @@ class StateLayer:
     def prefetch(self) -> None:
         """Nothing was moved away."""
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        state = self.read()
-        if state is not None:
-            self._state = type(state)(*(change(tensor) for tensor in state))
+    def _check_way_back(self, number: int) -> None:
+        known = sum(stretch.length for stretch in self._stretches)
+        if number > known:
+            raise ValueError(
+                f"cannot remove {number} of {self.num_tokens} tokens from the state of a patched "
+                f"layer, which is a sum over all of them; {known} can be removed here, at least "
+                f"{REMEMBERED} where generation of a single sequence went so far. Keep "
+                "copy.deepcopy(past_key_values) of the place to return to"
+            )
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        def changed(state: Any) -> Any:
+            return None if state is None else type(state)(*(change(tensor) for tensor in state))
+
+        if self.state is not None:
+            self.state, self._stretches = changed(self.state), []
+            return
+        for stretch in self._stretches:
+            stretch.before = changed(stretch.before)
+            stretch.passes = [inputs.each(change) for inputs in stretch.passes]
 
 
-def state_layer(cache: Any, index: int) -> StateLayer:
-    """The layer of that index of a cache, made one of ours if it is not yet."""
+class StaticStateLayer(StateLayer):
+    """The same in a cache of fixed size, for graphs that are compiled once for all tokens.
+
+    The number of tokens is a tensor, and the state stays where it is in memory.
+    """
+
+    is_compileable, is_croppable = True, False
+
+    def __init__(self, shape: KeyShape, max_tokens: int) -> None:
+        super().__init__(shape)
+        self.max_tokens = max_tokens
+        self.num_tokens = torch.tensor(0)
+
+    def keep(self, state: Any, num_new: int) -> None:
+        """Overwrite the state, in place unless it is the first or has grown."""
+        if self.state is None or any(map(_differ, self.state, state)):
+            state = type(state)(*(tensor.clone() for tensor in state))
+            self.num_tokens = self.num_tokens.to(state[0].device)
+            _mark_static((*state, self.num_tokens))
+            super().keep(state, num_new)
+            return
+        for old, new in zip(self.state, state, strict=True):
+            old.copy_(new)
+        self._count(num_new)
+
+    def keep_with_way_back(self, state: Any, before: Any, new: Inputs) -> None:
+        """Keep the state alone: no tokens are removed from a cache of fixed size."""
+        self.keep(state, new.length)
+
+    def get_seq_length(self) -> Any:
+        """How many tokens were seen: a tensor from the first on."""
+        return self.num_tokens if self.is_started else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The mask covers all tokens that there may be."""
+        return self.max_tokens, 0
+
+    def get_max_length(self) -> int:
+        """The size of the cache."""
+        return self.max_tokens
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: no way back is kept."""
+        if tokens_to_remove:
+            raise ValueError("tokens cannot be removed from a cache of fixed size")
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.num_tokens.zero_()
+        self.state, self._stretches = None, []
+
+    def _count(self, num_new: int) -> None:
+        self.num_tokens.add_(num_new)
+
+    def _num_keys(self) -> int:
+        return self.max_tokens
+
+
+def _differ(old: Tensor, new: Tensor) -> bool:
+    return old.shape != new.shape
+
+
+def _mark_static(tensors: Iterable[Tensor]) -> None:
+    """Have CUDA graphs take the tensors where they are."""
+    if not torch.compiler.is_compiling():
+        for tensor in tensors:
+            torch._dynamo.mark_static_address(tensor)
+
+
+def register() -> None:
+    """Make transformers take these layers for layers of a cache, before any graph is traced."""
     from transformers.cache_utils import CacheLayerMixin
 
     CacheLayerMixin.register(StateLayer)
+
+
+def state_layer(cache: Any, index: int, shape: KeyShape) -> StateLayer:
+    """The layer of that index of a cache, made one of ours if it is not yet."""
+    from transformers.cache_utils import StaticLayer
+
     cache = getattr(cache, "self_attention_cache", cache)
     layers = cache.layers
     while len(layers) <= index:
         layers.append(cache.layer_class_to_replicate())
-    if not isinstance(layers[index], StateLayer):
-        if layers[index].get_seq_length():
+    there = layers[index]
+    if not isinstance(there, StateLayer):
+        if there.get_seq_length():
             raise ValueError(
                 f"layer {index} of past_key_values holds keys and values of another model; start "
                 "a patched model with an empty cache"
             )
-        layers[index] = StateLayer()
+        static = isinstance(there, StaticLayer)
+        layers[index] = (
+            StaticStateLayer(shape, there.max_cache_len) if static else StateLayer(shape)
+        )
     found: StateLayer = layers[index]
     return found

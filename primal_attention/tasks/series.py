@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,11 +16,15 @@ from einops import rearrange
 from numpy.typing import NDArray
 from torch import Tensor
 
+from primal_attention.foreign_files import reading
 from primal_attention.tasks.splits import Split, stratified_split
 from primal_attention.tasks.task import CLASSIFICATION, Cases, Sizes, Task
 
 Series: TypeAlias = list[NDArray[np.floating[Any]]]
 """Cases, each [channels, length]; the lengths may differ, NaN is a missing value."""
+
+
+MOST_PADDED = 2**28  # values, of 4 bytes, that padding may make out of any number of them
 
 
 class LabelledSeries(NamedTuple):
@@ -66,16 +71,21 @@ class SeriesEncoding:
         mean, std = _observed_moments(np.concatenate(cases, axis=1))
         return cls(mean, std, max(case.shape[1] for case in cases))
 
-    def encode(self, series: Sequence[NDArray[Any]]) -> dict[str, Tensor]:
-        """The arguments of a model: ``x`` [B, N, C] and ``token_mask`` [B, N], true for tokens."""
-        cases = _checked(series, self.num_channels)
+    def encode(self, series: Sequence[NDArray[Any]], *, first: int = 0) -> dict[str, Tensor]:
+        """The arguments of a model: ``x`` [B, N, C] and ``token_mask`` [B, N], true for tokens.
+
+        Args:
+            series: The cases.
+            first: The number of the first of them, for messages.
+        """
+        cases = _checked(series, self.num_channels, first)
         lengths = np.array([case.shape[1] for case in cases], dtype=np.int64)
         token_mask = np.arange(self.num_tokens) < lengths[:, None]
         x = np.zeros((*token_mask.shape, self.num_channels), dtype=np.float32)
         if cases:
             with np.errstate(over="ignore"):  # told below
                 x[token_mask] = np.concatenate([self._tokens(case) for case in cases])
-        _check_finite(rearrange(x, "b n c -> b c n"))
+        _check_finite(rearrange(x, "b n c -> b c n"), first)
         return {"x": torch.from_numpy(x), "token_mask": torch.from_numpy(token_mask)}
 
     def _tokens(self, case: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -102,11 +112,11 @@ class SeriesEncoding:
 
 
 def _checked(
-    series: Sequence[NDArray[Any]], num_channels: int | None = None
+    series: Sequence[NDArray[Any]], num_channels: int | None = None, first: int = 0
 ) -> list[NDArray[np.float64]]:
     """The cases in float64, all with as many channels as told or as the first; none is empty."""
     cases = [np.asarray(case, dtype=np.float64) for case in series]
-    for index, case in enumerate(cases):
+    for index, case in enumerate(cases, first):
         num_channels = num_channels or len(np.atleast_1d(case))
         if case.ndim != 2 or case.shape[0] != num_channels:
             raise ValueError(
@@ -114,13 +124,13 @@ def _checked(
             )
         if case.size == 0:
             raise ValueError(f"case {index} is empty: its shape is {case.shape}")
-    _check_finite(cases)
+    _check_finite(cases, first)
     return cases
 
 
-def _check_finite(cases: Iterable[NDArray[np.floating[Any]]]) -> None:
+def _check_finite(cases: Iterable[NDArray[np.floating[Any]]], first: int = 0) -> None:
     """No value is infinite, or too large to be a float32 once it is standardised."""
-    for index, case in enumerate(cases):
+    for index, case in enumerate(cases, first):
         if (infinite := np.isinf(case)).any():
             channel = int(infinite.any(axis=1).argmax())
             raise ValueError(f"case {index}, channel {channel} has an infinite or too large value")
@@ -162,6 +172,7 @@ def series_task(
     *,
     valid: float | Literal["test"],
     seed: int,
+    origin: str | None = None,
 ) -> Task:
     """Classification of time series.
 
@@ -176,27 +187,52 @@ def series_task(
         valid: The fraction of the training part to validate on, taken class by class; or ``test``:
             train on all of it and validate on the test cases, as the paper does.
         seed: Of the split.
+        origin: The file or folder of the series, for messages; the name of the task unless told.
     """
     names = np.unique(np.asarray(train_labels, dtype=np.str_))
-    train_targets = _targets("train", train, train_labels, names)
-    test_targets = _targets("test", test, test_labels, names)
+    wrong = partial(reading, origin or name, "a data set to learn from", "mend or remove the cases")
+    with wrong():
+        train_targets = _targets("train", train, train_labels, names)
+        test_targets = _targets("test", test, test_labels, names)
     kept, held_out = _split(train_targets, valid, seed)
-    encoding = SeriesEncoding.fit([train[i] for i in kept])
-
-    def cases(series: Series, targets: NDArray[np.int64], part: NDArray[np.int64]) -> Cases:
-        return Cases(encoding.encode([series[i] for i in part]), torch.from_numpy(targets[part]))
-
-    test_cases = cases(test, test_targets, np.arange(len(test)))
+    with wrong():
+        encoding = SeriesEncoding.fit([train[i] for i in kept])
+        parts = [
+            (train, train_targets, kept),
+            (train, train_targets, held_out),
+            (test, test_targets, np.arange(len(test))),
+        ]
+        train_cases, valid_cases, test_cases = (_cases(encoding, *part) for part in parts)
     return Task(
         name,
         CLASSIFICATION,
         Sizes(encoding.num_tokens, len(names), num_channels=encoding.num_channels),
-        train=cases(train, train_targets, kept),
-        valid=test_cases if valid == "test" else cases(train, train_targets, held_out),
+        train=train_cases,
+        valid=test_cases if valid == "test" else valid_cases,
         test=test_cases,
         labels=tuple(names.tolist()),
         encoding=encoding,
     )
+
+
+def _cases(
+    encoding: SeriesEncoding, series: Series, targets: NDArray[np.int64], part: NDArray[np.int64]
+) -> Cases:
+    """Some of the series, as a model is called with them."""
+    chosen = [series[i] for i in part]
+    _check_padding(chosen, encoding.num_tokens)
+    return Cases(encoding.encode(chosen), torch.from_numpy(targets[part]))
+
+
+def _check_padding(series: Series, num_tokens: int) -> None:
+    """Raise where a few long cases make padding of nearly everything, and large."""
+    values = sum(case.size for case in series)
+    padded = sum(len(case) for case in series) * num_tokens
+    if padded > MOST_PADDED and padded > 100 * values:
+        raise ValueError(
+            f"its cases have up to {num_tokens} time steps, and {values} values in all; padded to "
+            f"one length they take {padded * 4 >> 30} GiB"
+        )
 
 
 def _split(targets: NDArray[np.int64], valid: float | Literal["test"], seed: int) -> Split:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.foreign_files import file_size
 from primal_attention.tasks.series import LabelledSeries, Series
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -24,6 +25,7 @@ def read_ts(path: Path) -> LabelledSeries:
         ValueError: Naming the file and its first line that is wrong.
     """
     parser = _Parser()
+    file_size(path)
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         try:
             for line in file:
@@ -72,7 +74,7 @@ class _Parser:
                 raise ValueError(f"@{kind} true: only labelled series without time stamps are read")
             case "equallength", [value]:
                 self._equal_length = value == "true"
-            case "dimensions", [value] if value.isdecimal():
+            case "dimensions", [value] if value.isdecimal() and len(value) < 10:
                 self._num_channels = int(value)
             case "dimensions", _:
                 raise ValueError(f"@dimensions is followed by one number, got {_short(line)}")
@@ -114,11 +116,13 @@ class _Parser:
 
 def _values(channels: list[str]) -> NDArray[np.float32]:
     """The values of one case, [channels, length]."""
-    rows = [channel.replace("?", "nan").split(",") for channel in channels]
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError(f"the channels have different lengths {[len(row) for row in rows]}")
+    lengths = list(dict.fromkeys(channel.count(",") + 1 for channel in channels))
+    if len(lengths) > 1:
+        raise ValueError(f"the channels have different lengths {str(lengths)[:60]}")
+    values = np.empty((len(channels), lengths[0]))
     try:
-        values = np.array([[float(text) for text in row] for row in rows], dtype=np.float64)
+        for row, channel in zip(values, channels, strict=True):
+            row[:] = [float(text) for text in channel.replace("?", "nan").split(",")]
     except ValueError:
         raise ValueError(_first_bad(channels)) from None
     if (np.abs(values) > LARGEST).any() or "_" in "".join(channels):

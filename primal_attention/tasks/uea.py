@@ -65,7 +65,8 @@ def uea_task(
 ) -> Task:
     """A set of the archive as a classification task; see ``series_task`` and ``load_uea``."""
     train, test = load_uea(name, folder)
-    return series_task(f"uea/{name}", *train, *test, valid=valid, seed=seed)
+    origin = str(find_uea(name, folder))
+    return series_task(f"uea/{name}", *train, *test, valid=valid, seed=seed, origin=origin)
 
 
 def load_uea(name: str, folder: Path | None = None) -> TrainAndTest:

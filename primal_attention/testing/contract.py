@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from primal_attention.testing.clauses import CLAUSES, Clause
 from primal_attention.testing.findings import Findings, NotApplicable
@@ -17,6 +17,7 @@ def check_attention(
     *,
     causal: bool = False,
     dim: int | None = None,
+    objective: Callable[[nn.Module], Tensor] | None = None,
 ) -> Report:
     """Hold an attention module to the contract of this library.
 
@@ -34,6 +35,9 @@ def check_attention(
         causal: Whether the module claims to be causal; adds the clauses on causality and decoding.
         dim: The number of channels of a token, where neither an attribute `dim` of the module nor
             its first `nn.Linear` tells it.
+        objective: A function of the module after a forward pass in training mode, such as
+            `primal_attention.ksvd_loss`: a term of the loss that is made of what the module kept
+            of that pass. With it, the clause on threads looks at training too.
 
     Returns:
         The report, in which no clause failed.
@@ -45,7 +49,7 @@ def check_attention(
         TypeError: If `layer_or_factory` is neither a module nor builds one.
     """
     with isolated():
-        subject = Subject(layer_or_factory, causal=causal, dim=dim)
+        subject = Subject(layer_or_factory, causal=causal, dim=dim, objective=objective)
         exemptions = _checked(subject.exemptions)
         results = tuple(_examine(clause, subject, exemptions) for clause in CLAUSES)
     report = Report(subject.name, results)

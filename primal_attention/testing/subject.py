@@ -4,13 +4,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from primal_attention.testing.findings import Findings
-from primal_attention.testing.runs import SEED
+from primal_attention.testing.runs import SEED, forward
 
 _ASLEEP = 1e-3
 _AWAKE = 0.1
@@ -30,6 +31,7 @@ class Subject:
         dim: The number of channels D of a token.
         device: Where the module lives; all inputs are made there.
         factory: Builds a fresh module, where the caller gave a factory.
+        objective: Makes a term of the loss of what the module kept of its last training pass.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class Subject:
         *,
         causal: bool,
         dim: int | None,
+        objective: Callable[[nn.Module], Tensor] | None = None,
     ) -> None:
         layer, self.factory = _take(layer_or_factory)
+        self.objective = objective
         self._as_built = layer.float().eval()
         self._as_built.zero_grad(set_to_none=True)
         self.causal = causal
@@ -58,6 +62,25 @@ class Subject:
     def exemptions(self) -> Mapping[str, str]:
         """The clauses that the module opts out of, each with its reason."""
         return getattr(self._awake, "contract_exemptions", {})
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether the module attends to another sequence."""
+        return self.no_context_because is None
+
+    @cached_property
+    def no_context_because(self) -> str | None:
+        """Why the module takes no context; None where it does."""
+        x, context = self.tokens(4, 7), self.tokens(4, 11, seed=1)
+        try:
+            forward(self.copy(), x, context=context)
+        except (ValueError, NotImplementedError) as error:
+            return str(error)
+        except TypeError as error:
+            if "unexpected keyword argument" in str(error):
+                return str(error)
+            raise
+        return None
 
     def findings(self, detail: str) -> Findings:
         """Findings whose bounds grow with the rounding of a sum over the channels."""

@@ -62,7 +62,7 @@ class KernelSVD:
 
     Examples:
         >>> X, Z = torch.randn(300, 5), torch.randn(200, 5)
-        >>> e, r = KernelSVD(8, kernel="rbf", random_state=0).fit(X, Z).transform(X, Z)
+        >>> e, r = KernelSVD(8, kernel="rbf", random_state=0).fit(X, Z=Z).transform(X, Z=Z)
         >>> e.shape, r.shape
         (torch.Size([300, 8]), torch.Size([200, 8]))
     """
@@ -90,8 +90,11 @@ class KernelSVD:
         self.block_size = block_size
         self.random_state = random_state
 
-    def fit(self, X: Points, Z: Points | None = None) -> Self:
-        """Decompose the kernel matrix between X [N, D] and Z, which is X where it is None."""
+    def fit(self, X: Points, y: object = None, *, Z: Points | None = None) -> Self:
+        """Decompose the kernel matrix between X [N, D] and Z, which is X where it is None.
+
+        y is ignored: pipelines of scikit-learn pass the targets of later steps there.
+        """
         x_points = _points("X", X)
         z_points = x_points if Z is None else _points("Z", Z)
         dtype = torch.promote_types(x_points.dtype, z_points.dtype)
@@ -109,7 +112,7 @@ class KernelSVD:
         self.singular_values_ = _as_given(X, singular_values[: self.n_directions])
         return self
 
-    def transform(self, X: Points, Z: Points | None = None) -> Array | tuple[Array, Array]:
+    def transform(self, X: Points, *, Z: Points | None = None) -> Array | tuple[Array, Array]:
         """The scores e of X, [len(X), S]; with Z the pair of e and the scores r of Z."""
         if not hasattr(self, "singular_values_"):
             raise NotFittedError("This KernelSVD is not fitted yet; call fit first")
@@ -123,9 +126,22 @@ class KernelSVD:
         r_matrix = self._matrix(self._x_points, z_points, self._takes_numpy)
         return e_scores, _as_given(Z, r_matrix.transposed_matmul(h_e))
 
-    def fit_transform(self, X: Points, Z: Points | None = None) -> Array | tuple[Array, Array]:
+    def fit_transform(
+        self, X: Points, y: object = None, *, Z: Points | None = None
+    ) -> Array | tuple[Array, Array]:
         """`fit`, then `transform` of the same points."""
-        return self.fit(X, Z).transform(X, Z)
+        return self.fit(X, Z=Z).transform(X, Z=Z)
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn asks an estimator about itself; it is imported by asking."""
+        from sklearn.utils import Tags, TargetTags, TransformerTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=False),
+            transformer_tags=TransformerTags(),
+            non_deterministic=self.random_state is None,
+        )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments; `deep` is there for scikit-learn."""
@@ -181,7 +197,10 @@ class KernelSVD:
         if not known:
             names = tuple(KERNELS)
             raise ValueError(f"kernel must be one of {names} or callable, got {self.kernel!r}")
-        _check_count("n_directions", self.n_directions, 1, min(N, T))
+        least_points = min(N, T)
+        _check_count(
+            "n_directions", self.n_directions, 1, least_points, f" of {least_points} sample(s)"
+        )
         least = self.n_directions if solver == "nystrom" else 1
         _check_count("n_landmarks", self.n_landmarks, least)
         _check_count("n_iter", self.n_iter, 0)
@@ -274,10 +293,12 @@ def _finite(values: Tensor) -> Tensor:
     return values
 
 
-def _check_count(name: str, value: int, least: int, most: float = float("inf")) -> None:
+def _check_count(
+    name: str, value: int, least: int, most: float = float("inf"), of: str = ""
+) -> None:
     if not isinstance(value, int | np.integer) or not least <= value <= most:
         bounds = f"between {least} and {most}" if most < float("inf") else f"at least {least}"
-        raise ValueError(f"{name} must be an integer, {bounds}, got {value!r}")
+        raise ValueError(f"{name} must be an integer, {bounds}, got {value!r}{of}")
 
 
 def _as_given(points: Points, result: Tensor) -> Array:
@@ -286,17 +307,49 @@ def _as_given(points: Points, result: Tensor) -> Array:
 
 def _points(name: str, points: Points, like: Tensor | None = None) -> Tensor:
     """A checked copy of the points, [N, D], in float32 or float64; as `like` where given."""
-    copy = points.detach().clone() if isinstance(points, Tensor) else torch.tensor(np.array(points))
-    tensor = copy if copy.is_floating_point() else copy.to(torch.float64)
+    tensor = points.detach().clone() if isinstance(points, Tensor) else _copied(name, points)
+    if tensor.is_complex():
+        raise ValueError(
+            f"{name} must be real, got {tensor.dtype}. Complex data not supported: pass real and "
+            f"imaginary parts as coordinates of their own"
+        )
+    tensor = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
     if tensor.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{name} must be float32 or float64, got {tensor.dtype}")
-    if tensor.ndim != 2 or tensor.numel() == 0:
-        raise ValueError(f"{name} must have shape [points, D], got {tuple(tensor.shape)}")
+    shape = tuple(tensor.shape)
+    if tensor.ndim != 2:
+        raise ValueError(
+            f"{name} must have shape [points, D], got {shape}. Reshape your data to a row a point"
+        )
+    for count, what in zip(shape, ("sample", "feature"), strict=True):
+        if count == 0:
+            raise ValueError(
+                f"{name} must not be empty, got 0 {what}(s) (shape={shape}) while a minimum of 1 "
+                f"is required."
+            )
     if not bool(tensor.isfinite().all()):
         raise ValueError(f"{name} must be finite, got inf or nan")
     if like is None:
         return tensor
     if tensor.shape[1] != like.shape[1]:
         seen, got = like.shape[1], tensor.shape[1]
-        raise ValueError(f"{name} must have the {seen} coordinates seen by fit, got {got}")
+        raise ValueError(
+            f"{name} has {got} features, but KernelSVD is expecting {seen} features as input, "
+            f"those seen by fit"
+        )
     return tensor.to(like)
+
+
+def _copied(name: str, points: ArrayLike) -> Tensor:
+    """A tensor with the numbers of a dense array, of whatever Python objects they are."""
+    if hasattr(points, "toarray"):
+        raise TypeError(
+            f"{name} must be dense, got a sparse {type(points).__name__}; pass {name}.toarray()"
+        )
+    array = np.array(points)
+    if array.dtype.kind not in "biufc":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name} must hold numbers, got {array.dtype}: {error}") from None
+    return torch.tensor(array)

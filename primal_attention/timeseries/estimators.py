@@ -30,6 +30,7 @@ from primal_attention.timeseries.parameters import (
 )
 from primal_attention.training import Recipe, launch, progress_bar, train
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+from primal_attention.whole_files import fitting
 
 
 class Estimator(Parameters, ABC):
@@ -77,13 +78,14 @@ class Estimator(Parameters, ABC):
         found = facts.get("estimator", "the checkpoint of a training run")
         if found != cls.__name__:
             raise ValueError(f"{path} is no {cls.__name__}: it holds {found}")
-        estimator = cls(**facts["parameters"])
-        estimator.recipe_ = Recipe.from_json(facts["recipe"])
-        estimator.encoding_ = SeriesEncoding.from_dict(facts["encoding"])
-        sizes = sizes_of(estimator.encoding_, facts["num_outputs"])
-        estimator.network_ = build_network(estimator.recipe_, sizes, tensors)
-        estimator.history_ = facts["history"]
-        estimator._restore(facts)
+        with fitting(Path(path), f"a {cls.__name__}"):
+            estimator = cls(**facts["parameters"])
+            estimator.recipe_ = Recipe.from_json(facts["recipe"])
+            estimator.encoding_ = SeriesEncoding.from_dict(facts["encoding"])
+            sizes = sizes_of(estimator.encoding_, facts["num_outputs"])
+            estimator.network_ = build_network(estimator.recipe_, sizes, tensors)
+            estimator.history_ = facts["history"]
+            estimator._restore(facts)
         estimator.is_fitted = True
         return estimator
 

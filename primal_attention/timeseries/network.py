@@ -24,7 +24,7 @@ from primal_attention.tasks import (
 )
 from primal_attention.tasks.splits import Split
 from primal_attention.training import Recipe
-from primal_attention.training.building import build_model
+from primal_attention.training.building import trained_model
 
 _FEWEST_CASES = 10  # below, a part of them says nothing about the rest
 _BATCH_SIZE = 128
@@ -69,10 +69,8 @@ def build_network(
     recipe: Recipe, sizes: Sizes, weights: Mapping[str, Tensor]
 ) -> SequenceClassifier:
     """The network of a recipe with trained weights, on the CPU."""
-    with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
-        network: SequenceClassifier = build_model(recipe, sizes)
-    network.load_state_dict(weights)
-    return network.eval()
+    network: SequenceClassifier = trained_model(recipe, sizes, weights)
+    return network
 
 
 @torch.no_grad()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primal_attention.attention.primal.statistics import KSVDLayer
@@ -20,6 +20,7 @@ from primal_attention.models import (
     TwoTowerClassifier,
     build_attentions,
 )
+from primal_attention.models.fit import check_fit
 from primal_attention.models.leaking import PaddingLeaks
 from primal_attention.patching.decision import DecisionModel, build_decision
 from primal_attention.patching.pictures import PictureClassifier, build_pictures
@@ -53,6 +54,22 @@ def build_model(recipe: Recipe, sizes: Sizes) -> Any:
     if not uses_objective(recipe, model):
         freeze_objective(model)
     return model
+
+
+def trained_model(recipe: Recipe, sizes: Sizes, tensors: Mapping[str, Tensor]) -> Any:
+    """The model of a recipe with trained weights, on the CPU, in evaluation mode.
+
+    Raises:
+        ValueError: The weights are of another model. Nothing of its size was allocated.
+    """
+    if recipe.num_layers > len(tensors):
+        raise ValueError(f"num_layers is {recipe.num_layers}, there are {len(tensors)} tensors")
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        check_fit(build_model(recipe, sizes), tensors)
+    with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
+        model = build_model(recipe, sizes)
+    model.load_state_dict(tensors)
+    return model.eval()
 
 
 def _sequences(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
@@ -169,7 +186,7 @@ def uses_objective(recipe: Recipe, model: nn.Module) -> bool:
 
 
 def freeze_objective(model: nn.Module) -> None:
-    """Freeze what the objective alone would train; DDP stops at parameters without a gradient."""
+    """Freeze what the objective alone would train, for which an optimiser needs no memory then."""
     for layer in model.modules():
         if isinstance(layer, KSVDLayer):
             layer.raw_lambda.requires_grad_(False)
@@ -182,11 +199,15 @@ def freeze_objective(model: nn.Module) -> None:
 def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = False) -> Optimizer:
     """The optimiser of a recipe over the parameters that are not frozen.
 
-    A model may name some, ``undecayed()``, at which no weight decay pulls.
+    No weight decay pulls at those that a model names, ``undecayed()``, nor at Lambda, whose zero is
+    no smaller model: softplus(0) is 0.69.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     undecayed: Any = getattr(model, "undecayed", list)
     spared = {id(each) for each in undecayed()}
+    if recipe.weight_decay:
+        layers = (each for each in model.modules() if isinstance(each, KSVDLayer))
+        spared |= {id(layer.raw_lambda) for layer in layers if layer.raw_lambda.requires_grad}
     groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
     if spared:
         groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})

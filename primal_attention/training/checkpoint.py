@@ -1,20 +1,26 @@
 """Checkpoints: tensors as safetensors with JSON beside them, replaced in one step.
 
-Reading one runs no code, whoever wrote it: safetensors and JSON hold numbers and text alone.
+Reading one runs no code, whoever wrote it: safetensors and JSON hold numbers and text alone. A
+checksum over all of it is compared before anything is handed out, so no damage goes unnoticed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from primal_attention.whole_files import replacing
+from primal_attention.whole_files import REMEDY, UnreadableFileError, replacing
 
-FORMAT = "primal-attention 1"
+FORMAT = "primal-attention 2"
+_WITHOUT_CHECKSUM = "primal-attention 1"
+_KEYS = {FORMAT: {"format", "facts", "sha256"}, _WITHOUT_CHECKSUM: {"format", "facts"}}
 
 
 class Checkpoint(NamedTuple):
@@ -37,38 +43,71 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
     """Write a checkpoint; a reader finds the old file or the new one, never half of one."""
     from safetensors.torch import save
 
-    metadata = {"format": FORMAT, "facts": json.dumps(facts)}
+    text = json.dumps(facts)
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"format": FORMAT, "facts": text, "sha256": _checksum(contiguous, text)}
     with replacing(path) as temporary:
         # save_file would write beside it first, under a name that no one removes after a kill
         temporary.write_bytes(save(contiguous, metadata))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read what ``write_checkpoint`` wrote, onto the CPU."""
+    """Read what ``write_checkpoint`` wrote, onto the CPU.
+
+    A checkpoint of before there were checksums is read with a warning.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint is at {path}")
     try:
+        # Its header is compared with the size of the file before any memory is taken.
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or a damaged one: {error}") from error
-    return Checkpoint(tensors, _facts(path, metadata))
-
-
-def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    if metadata.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} was not written by this library: its format is "
-            f"{metadata.get('format')!r}, expected {FORMAT!r}"
+            _check_format(path, metadata)
+            # Tensors of an open file are its pages, which another process may change.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UnreadableFileError(
+            f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
+        ) from error
+    if metadata["format"] == _WITHOUT_CHECKSUM:
+        logging.getLogger(__name__).warning(
+            "%s was written without a checksum, so damage in it goes unnoticed; "
+            "write_checkpoint(path, *read_checkpoint(path)) adds one",
+            path,
         )
+    elif metadata["sha256"] != _checksum(tensors, metadata["facts"]):
+        raise UnreadableFileError(f"{path} is damaged: its checksum is another; {REMEDY}")
+    return Checkpoint(tensors, _facts(path, metadata["facts"]))
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    """The SHA-256 of facts, names, types, shapes and numbers."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
+    found = metadata.get("format")
+    if found not in _KEYS:
+        raise UnreadableFileError(
+            f"{path} was not written by this library: its format is {found!r}, expected "
+            f"{FORMAT!r}; {REMEDY}"
+        )
+    if metadata.keys() != _KEYS[found]:
+        keys = ", ".join(sorted(metadata))
+        raise UnreadableFileError(f"{path} is damaged: it says {keys} alone; {REMEDY}")
+
+
+def _facts(path: Path, text: str) -> dict[str, Any]:
     try:
-        facts = json.loads(metadata["facts"])
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{path} has damaged facts: {error}") from error
+        facts = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFileError(f"{path} has damaged facts ({error}); {REMEDY}") from error
     if not isinstance(facts, dict):
-        raise ValueError(f"{path} has damaged facts: got {facts!r}")
+        raise UnreadableFileError(f"{path} has damaged facts: they are no object; {REMEDY}")
     return facts

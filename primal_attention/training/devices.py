@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+Found = TypeVar("Found")
+_LOOK = 0.5  # seconds between two looks at the process that started this one
+_SIGNS_OF_A_LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "gloo", "timed out")
 STRATEGIES = ("auto", "ddp", "fsdp")
 _PRECISIONS: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+class LostPeerError(ConnectionError):
+    """Another process of the run is gone, so this one cannot go on."""
 
 
 def launch(
@@ -55,6 +65,9 @@ def launch(
     if precision == "fp16" and fabric.device.type == "cpu":
         raise ValueError("precision fp16 needs a GPU; bf16 and fp32 do not")
     fabric.launch()
+    started_here = "TORCHELASTIC_RUN_ID" in os.environ or fabric.local_rank > 0
+    if fabric.world_size > 1 and started_here:
+        _watch_launcher()
     return fabric
 
 
@@ -79,6 +92,47 @@ def _version_alone(package: str) -> Iterator[None]:
             del sys.modules[package]
 
 
+def _watch_launcher() -> None:
+    """End this process once the one that started it is gone: torchrun, or the first process.
+
+    A process that waits for others would not notice by itself.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK)
+        sys.stderr.write(f"Error: process {parent}, which started this one, is gone\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-launcher", daemon=True).start()
+
+
+@contextmanager
+def with_peers(fabric: Fabric) -> Iterator[None]:
+    """Say in one error of ours that another process is gone, or that it is silent.
+
+    Raises:
+        LostPeerError: It is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if fabric.world_size == 1 or not _is_lost_peer(error):
+            raise
+        rank, size = fabric.global_rank, fabric.world_size
+        told = f"process {rank + 1} of {size} lost another one, which was ended or is unreachable"
+        raise LostPeerError(told) from error
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    from torch.distributed import DistError
+
+    text = str(error).lower()
+    return isinstance(error, DistError) or any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)
+
+
 def finish(fabric: Fabric) -> None:
     """Let go of the other processes once all are here; the last thing that a program does."""
     from torch import distributed
@@ -96,6 +150,23 @@ def check_precision(fabric: Fabric, precision: str) -> None:
             f"the recipe has precision={precision!r}, the processes were launched with {found!r}; "
             f"launch them with launch({precision!r})"
         )
+
+
+def from_first(fabric: Fabric, make: Callable[[], Found]) -> Found:
+    """What the first process makes, in all of them; an error of it is raised in all of them."""
+    found: Found | None = None
+    error: Exception | None = None
+    if fabric.is_global_zero:
+        try:
+            found = make()
+        except Exception as raised:
+            if fabric.world_size == 1:
+                raise
+            error = raised
+    found, error = fabric.broadcast((found, error))
+    if error is not None:
+        raise error
+    return cast(Found, found)
 
 
 def mean_over_processes(fabric: Fabric, tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 from primal_attention.training.order import Plan
 from primal_attention.training.progress import Entry, Progress, Watcher
 from primal_attention.training.recipe import Recipe
-from primal_attention.whole_files import write_rows
+from primal_attention.whole_files import write_rows, writing_to
 
 METRICS, TENSORBOARD = "metrics.csv", "tensorboard"
 
@@ -48,20 +48,23 @@ class TensorBoard(Watcher):
 
     def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
         """Begin a file with the rounds that are done, in place of those there were."""
-        for old in (self.directory / TENSORBOARD).glob("events.out.tfevents.*"):
-            old.unlink()
-        self.logger = _logger(self.directory)
+        with writing_to(self.directory / TENSORBOARD):
+            for old in (self.directory / TENSORBOARD).glob("events.out.tfevents.*"):
+                old.unlink()
+            self.logger = _logger(self.directory)
         for entry in progress.rounds:
             self.round(entry)
 
     def round(self, entry: Entry) -> None:
         """Add the round."""
         numbers = {name: value for name, value in entry.items() if name != "step"}
-        self.logger.log_metrics(numbers, int(entry["step"]))
+        with writing_to(self.directory / TENSORBOARD):
+            self.logger.log_metrics(numbers, int(entry["step"]))
 
     def stop(self) -> None:
         """Write what is still in memory."""
-        self.logger.finalize("")
+        with writing_to(self.directory / TENSORBOARD):
+            self.logger.finalize("")
 
 
 def _logger(directory: Path) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from primal_attention.models.fit import check_fit
 from primal_attention.tasks import Cases, Task
 from primal_attention.training.building import build_model, build_optimizer
 from primal_attention.training.checkpoint import (
@@ -24,7 +26,12 @@ from primal_attention.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from primal_attention.training.devices import check_precision, mean_over_processes
+from primal_attention.training.devices import (
+    check_precision,
+    from_first,
+    mean_over_processes,
+    with_peers,
+)
 from primal_attention.training.evaluation import Evaluation, evaluate
 from primal_attention.training.order import Plan, set_seed
 from primal_attention.training.progress import Entry, OutOfTimeError, Progress, Saving, Watcher
@@ -33,12 +40,13 @@ from primal_attention.training.recipe import Recipe
 from primal_attention.training.schedules import lr_factor
 from primal_attention.training.step import Step, can_replay
 from primal_attention.training.weights import (
+    check_optimizer,
     gather_model,
     gather_optimizer,
     load_model,
     load_optimizer,
 )
-from primal_attention.whole_files import remove_unfinished
+from primal_attention.whole_files import fitting, holding, remove_unfinished, writing_to
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -68,8 +76,49 @@ def train(
         until: The ``time.time()`` at which it has to stop. The round under way ends and is saved.
 
     Raises:
+        HeldError: Another process trains in the directory.
+        LostPeerError: One of the processes that train together is gone.
         OutOfTimeError: The run stopped there; called again with the directory it goes on.
     """
+    with alone_in(directory, fabric):
+        return train_alone(
+            recipe,
+            task,
+            fabric,
+            directory=directory,
+            watcher=watcher,
+            save_every=save_every,
+            until=until,
+        )
+
+
+@contextmanager
+def alone_in(directory: Path | None, fabric: Fabric) -> Iterator[None]:
+    """Hold a directory, which is made, against other runs; the first process does it for all."""
+    with ExitStack() as held:
+
+        def hold() -> None:
+            if directory is not None:
+                with writing_to(directory, directory, *directory.parents):
+                    directory.mkdir(parents=True, exist_ok=True)
+                held.enter_context(holding(directory))
+
+        with with_peers(fabric):
+            from_first(fabric, hold)
+            yield
+
+
+def train_alone(
+    recipe: Recipe,
+    task: Task,
+    fabric: Fabric,
+    *,
+    directory: Path | None,
+    watcher: Watcher | None,
+    save_every: float,
+    until: float,
+) -> Outcome:
+    """Train as ``train`` does, in a directory that this run holds already."""
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     watcher = watcher or Watcher()
     with torch.random.fork_rng(devices=devices):
@@ -196,16 +245,18 @@ class Run:
 
     def _save(self) -> None:
         """All that a resumed run needs in one file, the best weights in another."""
-        if self.directory is None:
+        directory = self.directory
+        if directory is None:
             return
         parts = {
             "model": gather_model(self.model.module),
             "optimizer": gather_optimizer(self.optimizer.optimizer),
             "best": self.best_weights,
         }
-        if not self.fabric.is_global_zero:
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
+        from_first(self.fabric, lambda: self._write(directory, parts))
+
+    def _write(self, directory: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         tensors = {
             f"{part}.{name}": each for part, state in parts.items() for name, each in state.items()
         }
@@ -214,8 +265,8 @@ class Run:
             "progress": asdict(self.progress),
             "precision": self.fabric.strategy.precision.state_dict(),  # fp16: the loss's scale
         }
-        write_checkpoint(self.directory / LAST, tensors, facts)
-        self._save_best(self.directory)
+        write_checkpoint(directory / LAST, tensors, facts)
+        self._save_best(directory)
 
     def _save_best(self, directory: Path) -> None:
         """The weights of the best round, and what it takes to use them."""
@@ -231,8 +282,7 @@ class Run:
 
     def _resume(self) -> None:
         """Go on after the last saved round, if there is one; the first process reads for all."""
-        found = self._saved() if self.fabric.is_global_zero else None
-        checkpoint = self.fabric.broadcast(found)
+        checkpoint = from_first(self.fabric, self._saved)
         if checkpoint is None:
             return
         self.progress = Progress(**checkpoint.facts["progress"])
@@ -250,8 +300,18 @@ class Run:
         remove_unfinished(self.directory)
         if not (self.directory / LAST).exists():
             return None
-        checkpoint = read_checkpoint(self.directory / LAST)
-        self.recipe.check_same(Recipe.from_json(checkpoint.facts["recipe"]), self.directory)
+        path = self.directory / LAST
+        checkpoint = read_checkpoint(path)
+        with fitting(path, "a checkpoint of this run"):
+            found = Recipe.from_json(checkpoint.facts["recipe"])
+            checkpoint.facts["precision"]
+            Progress(**checkpoint.facts["progress"]).check()
+        self.recipe.check_same(found, self.directory)
+        with fitting(path, "a checkpoint of this run"):
+            check_fit(self.model.module, checkpoint.part("model"))
+            if checkpoint.part("best"):
+                check_fit(self.model.module, checkpoint.part("best"))
+            check_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
         return checkpoint
 
     def outcome(self, last: Run) -> Outcome:

@@ -25,12 +25,13 @@ from primal_attention.tasks.offline_rl import (
     roll_out,
 )
 from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
-from primal_attention.training.building import build_model
+from primal_attention.training.building import trained_model
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
 from primal_attention.training.intervals import estimate
 from primal_attention.training.loop import BEST, LAST, device_name
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, key_of
+from primal_attention.whole_files import fitting
 
 Told: TypeAlias = Callable[[int], None]
 """Is called with the number of each step of the longest episode."""
@@ -42,6 +43,7 @@ MORE = ("margin", "return", "length", "episodes", "target", "mode", "environment
 class Policies(NamedTuple):
     """What a run learned: the weights of both rounds, and what it takes to use them."""
 
+    path: Path  # where they were read
     recipe: Recipe
     sizes: Sizes
     encoding: TrajectoryEncoding
@@ -55,12 +57,10 @@ class Policies(NamedTuple):
 
     def model(self, selection: str) -> DecisionModel:
         """The model with those weights, on the CPU, in evaluation mode."""
-        with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
-            model: DecisionModel = build_model(self.recipe, self.sizes)
-        model.load_state_dict(
-            {name: each.float() for name, each in self.weights[selection].items()}
-        )
-        return model.eval()
+        weights = {name: each.float() for name, each in self.weights[selection].items()}
+        with fitting(self.path, "the checkpoint of a policy"):
+            model: DecisionModel = trained_model(self.recipe, self.sizes, weights)
+        return model
 
 
 def read_policies(path: Path) -> Policies:
@@ -71,7 +71,8 @@ def read_policies(path: Path) -> Policies:
         weights["best"] = weights["best"] or weights["last"]
         return _policies(path, checkpoint.facts, weights)
     best, last = read_checkpoint(path / BEST), read_checkpoint(path / LAST)
-    rounds = {"last": last.facts["progress"]["rounds"][-1], "best": best.facts.get("round")}
+    with fitting(path / LAST, "the checkpoint of a run"):
+        rounds = {"last": last.facts["progress"]["rounds"][-1], "best": best.facts.get("round")}
     weights = {"last": last.part("model"), "best": best.tensors}
     return _policies(path, {**best.facts, "rounds": rounds}, weights)
 
@@ -98,11 +99,13 @@ def pack_policies(run: Path, out: Path) -> None:
 def _policies(
     path: Path, facts: Mapping[str, Any], weights: Mapping[str, Mapping[str, Tensor]]
 ) -> Policies:
-    recipe = Recipe.from_json(facts["recipe"])
+    with fitting(path, "the checkpoint of a policy"):
+        recipe = Recipe.from_json(facts["recipe"])
     if not recipe.task.startswith("rl/"):
         raise ValueError(f"{path} is a run of {recipe.task}, which has no environment to act in")
-    encoding = TrajectoryEncoding.from_dict(facts["encoding"])
-    return Policies(recipe, Sizes(**facts["sizes"]), encoding, weights, facts["rounds"])
+    with fitting(path, "the checkpoint of a policy"):
+        encoding = TrajectoryEncoding.from_dict(facts["encoding"])
+        return Policies(path, recipe, Sizes(**facts["sizes"]), encoding, weights, facts["rounds"])
 
 
 def try_policy(

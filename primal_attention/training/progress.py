@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +28,17 @@ class Progress:
     def steps(self) -> int:
         """Steps that were made."""
         return int(self.rounds[-1]["step"]) if self.rounds else 0
+
+    def check(self) -> None:
+        """Raise unless the numbers are numbers, and the best round is one of the rounds."""
+        if not -1 <= self.best < len(self.rounds):
+            raise ValueError(f"round {self.best} of {len(self.rounds)} cannot be the best")
+        for number, entry in enumerate(self.rounds):
+            for name in {"epoch", "step", "valid_loss", *entry}:
+                if not isinstance(entry[name], int | float):
+                    raise ValueError(f"{name} of round {number} is {entry[name]!r}")
+        if not isinstance(self.seconds, int | float):
+            raise ValueError(f"seconds is {self.seconds!r}")
 
 
 @dataclass(frozen=True)
@@ -98,9 +110,10 @@ class Watchers(Watcher):
             watcher.round(entry)
 
     def stop(self) -> None:
-        """Tell each."""
-        for watcher in self.watchers:
-            watcher.stop()
+        """Tell each, even where one fails."""
+        with ExitStack() as told:
+            for watcher in reversed(self.watchers):
+                told.callback(watcher.stop)
 
     def of_refit(self) -> Watcher:
         """Those of each."""

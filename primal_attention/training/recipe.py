@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 from primal_attention.models.stacks import MODELS
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS
 from primal_attention.training.schedules import SCHEDULES
+from primal_attention.whole_files import UnreadableFileError
 
 PROTOCOLS = ("paper", "clean")
 OPTIMIZERS = ("radam", "adam", "adamw")
@@ -117,6 +118,8 @@ class Recipe:
     def from_json(cls, text: str) -> Recipe:
         """The recipe that ``to_json`` wrote."""
         settings = json.loads(text)
+        if not isinstance(settings, dict):
+            raise ValueError(f"a recipe is an object of settings, got {settings!r:.60}")
         names = [each.name for each in fields(cls)]
         for key in settings:
             if key not in names:
@@ -128,7 +131,7 @@ class Recipe:
         ours, theirs = (json.loads(each.to_json()) for each in (self, other))
         changed = [f"{key}={theirs[key]!r}" for key in ours if theirs[key] != ours[key]]
         if changed:
-            raise ValueError(
+            raise UnreadableFileError(
                 f"{place} holds a run of another recipe ({', '.join(changed)}); "
                 "choose another directory or remove it"
             )

@@ -7,8 +7,7 @@ import io
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import torch
 
 from primal_attention.training.loop import Outcome
 from primal_attention.training.recipe import Recipe
-from primal_attention.whole_files import write_text
+from primal_attention.whole_files import UnreadableFileError, holding, write_text
 
 Row = dict[str, str]
 COLUMNS = (
@@ -24,6 +23,7 @@ COLUMNS = (
     *("metric", "value", "valid", "selection", "epoch", "steps", "seconds"),
     *("device", "torch", "commit", "settings"),
 )
+_PATIENCE = 30.0  # seconds to wait for another process, which adds its rows in less
 KEY = ("dataset", "model", "protocol", "seed", "settings")
 
 
@@ -75,49 +75,69 @@ def settings_of(recipe: Recipe) -> str:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a results file; none where there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        rows = list(reader)
-        missing = set(COLUMNS) - set(reader.fieldnames or ())
-    if missing:
-        raise ValueError(f"{path} lacks the columns {', '.join(sorted(missing))}")
-    return rows
+    """The rows of a results file; none where there is no file.
+
+    Raises:
+        UnreadableFileError: It is damaged, for instance cut off within a row.
+    """
+    return _read(path)[1] if path.exists() else []
 
 
 def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> None:
     """Add rows to a results file; a row of the same run is replaced.
 
+    Columns that the file has beside ``COLUMNS`` stay.
+
     Args:
         path: Of the file, which is made where there is none.
         rows: With all of ``COLUMNS``.
         more: Columns that they have beside those.
+
+    Raises:
+        HeldError: Another process has been writing to it for long.
+        UnreadableFileError: It is damaged; it stays as it is.
     """
-    with _locked(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with holding(path, wait=_PATIENCE):
+        before, known = _read(path) if path.exists() else ([], [])
         key = (*KEY, "selection")  # a run may have a row for each of its checkpoints
-        merged = {tuple(row[name] for name in key): row for row in [*read_rows(path), *rows]}
+        merged = {tuple(row[name] for name in key): row for row in [*known, *rows]}
         text = io.StringIO()
         ordered = sorted(merged.values(), key=_order)
-        writer = csv.DictWriter(text, [*COLUMNS, *more], lineterminator="\n")
+        columns = dict.fromkeys((*COLUMNS, *before, *more))
+        writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(ordered)
         write_text(path, text.getvalue())
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time, where the system has locks of files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as file:
-        try:
-            import fcntl
+def _read(path: Path) -> tuple[list[str], list[Row]]:
+    """The columns and the rows. Each row ends in a new line, so that no part of one counts."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+        if not text.endswith("\n"):
+            last = text.count("\n") + 1
+            raise ValueError(f"line {last} has no end: the file was cut off")
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        columns = next(reader)
+        missing = set(COLUMNS) - set(columns)
+        if missing:
+            raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
+        return columns, [_row(columns, cells, reader.line_num) for cells in reader if cells]
+    except (ValueError, csv.Error) as error:
+        raise UnreadableFileError(
+            f"{path} is no whole file of results: {error}; mend or remove that line, or take a "
+            "copy of the file"
+        ) from error
 
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except (ImportError, OSError):
-            pass
-        yield
+
+def _row(columns: list[str], cells: list[str], line: int) -> Row:
+    if len(cells) != len(columns):
+        raise ValueError(f"line {line} has {len(cells)} cells, there are {len(columns)} columns")
+    row = dict(zip(columns, cells, strict=True))
+    if not row["seed"].isdecimal():
+        raise ValueError(f"the seed in line {line} must be a number, got {row['seed']!r}")
+    return row
 
 
 def _order(row: Mapping[str, str]) -> tuple[str | int, ...]:

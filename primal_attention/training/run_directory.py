@@ -15,18 +15,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from primal_attention.tasks import Task
 from primal_attention.training.checkpoint import read_checkpoint
+from primal_attention.training.devices import from_first, with_peers
 from primal_attention.training.logs import MetricsFile, TensorBoard
-from primal_attention.training.loop import BEST, train
+from primal_attention.training.loop import BEST, alone_in, train_alone
 from primal_attention.training.progress import Outcome, Watcher, Watchers
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes import find_recipe
-from primal_attention.whole_files import write_text
+from primal_attention.whole_files import UnreadableFileError, write_text
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -49,23 +52,30 @@ def train_in(
 
     A run that was interrupted goes on as if it had not been; of one that is over the outcome is
     read. The arguments are those of ``train``; ``tensorboard=False`` leaves its files out.
+
+    Raises:
+        HeldError: Another process trains there.
+        UnreadableFileError: A file of the run is damaged, or of something else.
     """
-    found = _begin(directory, recipe) if fabric.is_global_zero else None
-    found = fabric.broadcast(found)
+    with with_peers(fabric):
+        found = from_first(fabric, lambda: _outcome_in(directory, recipe))
     if found is not None:
         return found
-    logs = [MetricsFile(directory), *([TensorBoard(directory)] if tensorboard else [])]
-    outcome = train(
-        recipe,
-        task,
-        fabric,
-        directory=directory,
-        watcher=Watchers([*logs, watcher or Watcher()]),
-        save_every=save_every,
-        until=until,
-    )
-    if fabric.is_global_zero:
-        write_text(directory / RESULT, _to_json(outcome))
+    with alone_in(directory, fabric):
+        found = from_first(fabric, lambda: _begin(directory, recipe))
+        if found is not None:  # another process ended it in the meantime
+            return found
+        logs = [MetricsFile(directory), *([TensorBoard(directory)] if tensorboard else [])]
+        outcome = train_alone(
+            recipe,
+            task,
+            fabric,
+            directory=directory,
+            watcher=Watchers([*logs, watcher or Watcher()]),
+            save_every=save_every,
+            until=until,
+        )
+        from_first(fabric, lambda: write_text(directory / RESULT, _to_json(outcome)))
     return outcome
 
 
@@ -86,19 +96,64 @@ def read_outcome(directory: Path) -> Outcome:
     path = directory / RESULT
     if not path.is_file():
         raise FileNotFoundError(f"no run is over in {directory}: there is no {RESULT}")
-    values = json.loads(path.read_text())
-    recipe = Recipe.from_json(json.dumps(values.pop("recipe")))
-    return Outcome(recipe=recipe, **values, weights=read_checkpoint(directory / BEST).tensors)
+    weights = read_checkpoint(directory / BEST).tensors
+    with _reading(path, "the same command makes it again once it is removed"):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        recipe = Recipe.from_json(json.dumps(values.pop("recipe")))
+        outcome = Outcome(recipe=recipe, **values, weights=weights)
+        _check(outcome)
+    return outcome
+
+
+def read_recipe(directory: Path) -> Recipe | None:
+    """The recipe of the run in a directory; None where there is none."""
+    path = directory / RECIPE
+    if not path.exists():
+        return None
+    with _reading(path, "remove it, and its recipe is taken from the command"):
+        return Recipe.from_json(path.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def _reading(path: Path, remedy: str) -> Iterator[None]:
+    """Name a file of JSON that is damaged, or says something else."""
+    try:
+        yield
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        if isinstance(error, KeyError):
+            reason = f"it lacks {reason}"
+        raise UnreadableFileError(f"{path} is damaged: {reason}; {remedy}") from error
+
+
+def _check(outcome: Outcome) -> None:
+    """Raise unless the numbers are numbers, and the best round is one of the rounds."""
+    names = ("epoch", "step", "train_loss", "objective", "valid_loss", f"valid_{outcome.metric}")
+    if not outcome.rounds or not 0 <= outcome.best < len(outcome.rounds):
+        raise ValueError(f"round {outcome.best} of {len(outcome.rounds)} cannot be the best")
+    for number, entry in enumerate(outcome.rounds):
+        for name in names:
+            if not isinstance(entry[name], int | float):
+                raise ValueError(f"{name} of round {number} is {entry[name]!r}")
+    for name in ("value", "valid", "seconds"):
+        if not math.isfinite(getattr(outcome, name)):
+            raise ValueError(f"{name} is {getattr(outcome, name)!r}")
+
+
+def _outcome_in(directory: Path, recipe: Recipe) -> Outcome | None:
+    """The outcome that is there already, of the same recipe; None where weights are missing."""
+    found = read_recipe(directory)
+    if found is not None:
+        recipe.check_same(found, directory)
+    whole = (directory / RESULT).exists() and (directory / BEST).exists()
+    return read_outcome(directory) if whole else None
 
 
 def _begin(directory: Path, recipe: Recipe) -> Outcome | None:
     """The outcome that is there already; else the directory is made ready."""
-    directory.mkdir(parents=True, exist_ok=True)
-    if (directory / RECIPE).exists():
-        recipe.check_same(Recipe.from_json((directory / RECIPE).read_text()), directory)
-    else:
+    if not (directory / RECIPE).exists():
         write_text(directory / RECIPE, recipe.to_json())
-    return read_outcome(directory) if (directory / RESULT).exists() else None
+    return _outcome_in(directory, recipe)
 
 
 def _to_json(outcome: Outcome) -> str:

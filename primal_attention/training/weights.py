@@ -30,6 +30,18 @@ def gather_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
+def check_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Raise unless what was kept is of the optimiser's parameters; it changes nothing."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        if not index.isdecimal() or int(index) >= len(parameters):
+            raise ValueError(f"{key} is of none of {len(parameters)} parameters")
+        if tensor.numel() != 1 and tensor.shape != parameters[int(index)].shape:
+            shapes = tuple(tensor.shape), tuple(parameters[int(index)].shape)
+            raise ValueError("{} of parameter {} has shape {}, not {}".format(name, index, *shapes))
+
+
 def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Put back what the optimiser had kept; its settings stay as they were built."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]

@@ -5,14 +5,12 @@ import gc
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from primal_attention.attention import ATTENTIONS
 from primal_attention.benchmarking.entries import ENTRIES, Entry, Sizes, find_entries
 from primal_attention.benchmarking.layers import OpAlone
 from primal_attention.benchmarking.measuring import measure, reason
 from primal_attention.benchmarking.timing import HostSynchronisationError, culprit
-from primal_attention.ops.primal.chunked import collapsed_attention
 
 CPU = torch.device("cpu")
 SIZES = Sizes(n=11, batch=3, dim=14, heads=2, directions=5, dtype="float32")
@@ -110,6 +108,8 @@ def test_the_op_reads_halves_of_one_projection():
     op = OpAlone(SIZES.input(CPU), SIZES.heads, shared=True)
     assert op.q.untyped_storage().data_ptr() == op.k.untyped_storage().data_ptr()
     assert op.q.is_leaf and op.q.requires_grad and not op.q.is_contiguous()
+
+
 def test_a_mechanism_stands_for_its_forms():
     assert find_entries(["softmax"]) == ["softmax", "softmax-causal"]
     assert find_entries(["primal-dual", "primal"])[0] == "primal-dual"

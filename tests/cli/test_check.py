@@ -80,7 +80,7 @@ def test_the_registry_is_checked_in_all_its_forms(monkeypatch):
     lines = result.stdout.splitlines()
     (alone,) = [line.split() for line in lines if line.startswith("softmax  ")]
     (causal,) = [line.split() for line in lines if line.startswith("softmax causal")]
-    assert len(alone[1:]) == len(causal[2:]) == 18
+    assert len(alone[1:]) == len(causal[2:]) == 23
     assert (alone[1:].count("-"), causal[2:].count("-")) == (2, 1)
     assert alone.count("e") == causal.count("e") == 2
     assert "exempt: softmax causal: compile: not asked here" in lines
@@ -101,7 +101,7 @@ def test_a_broken_mechanism_of_the_registry_gives_exit_code_1(monkeypatch):
 def test_one_name_gives_the_whole_report():
     result = run("softmax", "--causal", "--dim", "8", "--heads", "2")
     assert result.exit_code == 0, result.output
-    assert "Attention contract of softmax causal: 17 passed, 1 not applicable" in result.stdout
+    assert "Attention contract of softmax causal: 22 passed, 1 not applicable" in result.stdout
     assert "decoding            passed" in result.stdout
 
 
@@ -122,7 +122,9 @@ def test_multihead_attention_is_recognised():
     """It masks keys, and neither what stands at padding nor NaN there."""
     result = run("mechanisms_of_mine:QuickMultihead", "--dim", "32", "--heads", "4")
     assert result.exit_code == 1
-    assert failed(result.stdout) == {"padded positions", "poisoned padding", "cross-attention"}
+    assert failed(result.stdout) == {
+        *("padded positions", "poisoned padding", "cross-attention", "submodules")
+    }
     causal = run("mechanisms_of_mine:QuickMultihead", "--causal")
     assert "causality           passed" in causal.stdout
     assert "causality" not in failed(causal.stdout)

@@ -96,6 +96,8 @@ def compiled(function):
 def test_compiled_layer(kind):
     layer, inputs = make_layer(kind), make_inputs(kind)
     forward = compiled(layer)
+    inputs.run(forward)  # the layer itself has not run before
+    assert len(layer.ksvd_runs) == 1
     for objective in OBJECTIVES:
         loss, grads = step_of(layer, inputs, objective)
         compiled_loss = task(inputs.run(forward)) + loss_of(layer, objective)

@@ -1,7 +1,11 @@
 """Which forward passes an objective is made of: the layers of a model, record_ksvd, the latest."""
 
 import copy
+import gc
 import pickle
+import threading
+import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -160,12 +164,11 @@ def test_eval_passes_are_not_recorded(recording):
     layer, inputs, other = make_layer("sampled"), make_inputs(), make_inputs(seed=1)
     inputs.run(layer)
     expected = loss_of(layer, "released")
-    layer.ksvd_runs = []
-    layer.keep_all_runs = recording
-    inputs.run(layer)
-    layer.eval()
-    other.run(layer)
-    assert_near(loss_of(layer, "released"), expected)
+    with record_ksvd(layer) if recording else nullcontext():
+        inputs.run(layer)
+        layer.eval()
+        other.run(layer)
+        assert_near(loss_of(layer, "released"), expected)
 
 
 def test_prefill_and_step_are_not_recorded():
@@ -207,3 +210,118 @@ def test_copies_start_without_passes():
             assert len(twin.ksvd_runs) == 1
     assert_near(loss_of(layer, "released"), loss)
     torch.testing.assert_close(twin.state_dict(), layer.state_dict())
+
+
+def in_threads(*jobs):
+    """Run the jobs at once and raise what one of them raised."""
+    errors = []
+
+    def run(job):
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo, on the first pass
+@pytest.mark.parametrize("recording", [True, False])
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_the_objective_is_of_the_passes_of_its_own_thread(form, recording):
+    layer = make_layer("sampled")
+    torch.compiler.reset()
+    forward = layer if form == "eager" else torch.compile(layer, fullgraph=True, backend="eager")
+    together = threading.Barrier(4)
+
+    def job(seed):
+        inputs = make_inputs(seed=seed)
+        other = copy.deepcopy(layer)
+        expected = []
+        for number in (1, 2):
+            with record_ksvd(other):
+                for _ in range(number if recording else 1):
+                    inputs.run(other)
+            expected.append(loss_of(other, "zero"))
+        together.wait()
+        for repeat in range(20):
+            number = 1 + repeat % 2
+            with record_ksvd(layer) if recording else nullcontext():
+                for _ in range(number):
+                    inputs.run(forward)
+                assert len(layer.ksvd_runs) == (number if recording else 1)
+            assert_near(loss_of(layer, "zero"), expected[number - 1])
+
+    if form == "compiled":  # threads do not compile at once
+        with record_ksvd(layer):
+            make_inputs().run(forward), make_inputs().run(forward)
+        make_inputs().run(forward), make_inputs().run(forward)
+    in_threads(*(lambda seed=seed: job(seed) for seed in range(4)))
+
+
+def test_a_thread_that_ran_no_layer_has_no_objective():
+    layer, inputs = make_layer("sampled"), make_inputs()
+    inputs.run(layer)
+
+    def job():
+        with pytest.raises(RuntimeError, match="in this thread"):
+            loss_of(layer, "released")
+
+    in_threads(job)
+    assert len(layer.ksvd_runs) == 1
+
+
+class Behind(torch.autograd.Function):
+    """A node of the graph that owns an object, which lives as long as the graph."""
+
+    @staticmethod
+    def forward(ctx, x, owned):
+        ctx.owned = owned
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d_x):
+        return d_x, None
+
+
+class Owned:
+    pass
+
+
+@objectives
+@kinds
+def test_a_backward_pass_lets_go_of_the_graph_that_it_used_up(kind, objective):
+    model, inputs, owned = Stack(kind), make_inputs(kind), Owned()
+    alive = weakref.ref(owned)
+    y = inputs._replace(x=Behind.apply(inputs.x, owned)).run(model)
+    del owned
+    loss = loss_of(model, objective)
+    value = loss.detach()
+    (y.mean() + loss).backward(retain_graph=True)
+    (y.mean() + loss_of(model, objective)).backward()
+    del y, loss
+    gc.collect()
+    assert alive() is None
+    again = loss_of(model, objective)
+    assert_near(again.detach(), value)
+    with pytest.raises(RuntimeError, match="used up the graph"):
+        again.backward()
+    with torch.no_grad():
+        assert_near(loss_of(model, objective), value)
+    inputs.run(model)
+    loss_of(model, objective).backward()
+
+
+def test_a_newer_pass_is_not_let_go_by_the_backward_pass_of_an_older_one():
+    layer, first, second = make_layer("sampled"), make_inputs(seed=0), make_inputs(seed=1)
+    first.run(layer)
+    loss = loss_of(layer, "released")
+    second.run(layer)
+    loss.backward()
+    loss_of(layer, "released").backward()

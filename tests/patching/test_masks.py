@@ -1,5 +1,7 @@
 """The padding of a host's mask, and the masks that stand for something else."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from primal_attention import patch
 from primal_attention.patching.masks import context_mask_of, token_mask_of
 
-from .families import N, bert, gpt2, ids, llama
+from .families import MECHANISMS, N, assert_close, bert, eurobert, gpt2, ids, llama
 
 booleans = st.lists(st.booleans(), min_size=1, max_size=9)
 
@@ -96,19 +98,71 @@ def test_one_mask_for_all_sequences():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("mask", [WINDOW, BLOCKS, causal_mask()], ids=["window", "blocks", "past"])
+@pytest.mark.parametrize(
+    "mask",
+    [WINDOW, BLOCKS ^ torch.eye(N, dtype=torch.bool), causal_mask()],
+    ids=["window", "holes", "past"],
+)
 def test_an_encoder_refuses_other_masks(mask):
     model = patch(bert().eval())
     with pytest.raises(ValueError, match="the mask is more than padding"):
         model(ids(), attention_mask=mask)
 
 
+PACKED = {"bert": bert, "gpt2": gpt2, "llama": llama, "eurobert": eurobert}
+
+
+@pytest.mark.parametrize("layers", [-1, "all"])
+@pytest.mark.parametrize("attention", [*MECHANISMS, "performer"])
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_sequences_do_not_see_each_other(name, attention, layers):
+    """Three sequences in two rows, the second padded on the right, against each one alone."""
+    options = {"causal": True} if name in ("gpt2", "llama") else {}
+    model = patch(PACKED[name]().double().eval(), attention, layers, **options)
+    tokens = ids()
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6]])
+    mask = BLOCKS.clone()
+    mask[1, 0] = torch.arange(N) < 5
+    if name in ("gpt2", "llama"):
+        mask = mask & causal_mask()
+    more = {} if name in ("bert", "eurobert") else {"use_cache": False}
+    packed = model(tokens, attention_mask=mask, position_ids=positions, **more)[0]
+    alone = [model(each[None], **more)[0] for each in (tokens[0, :3], tokens[0, 3:], tokens[1, :5])]
+    assert_close(torch.cat([packed[0], packed[1, :5]]), torch.cat(alone, 1)[0])
+    packed[0, :3].square().sum().backward()
+    got = model.get_input_embeddings().weight.grad.clone()
+    model.zero_grad()
+    alone[0].square().sum().backward()
+    assert_close(got, model.get_input_embeddings().weight.grad)
+
+
 @torch.no_grad()
-def test_packed_sequences_and_biases_are_refused():
-    model = patch(llama().eval())
+@pytest.mark.parametrize("layers", [-1, "all"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_positions_that_start_again_are_packed_sequences(name, layers):
+    model, tokens = patch(PACKED[name]().eval(), layers=layers), ids()
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]] * 2)
-    with pytest.raises(ValueError, match="packed"):
-        model(ids(), position_ids=positions, use_cache=False)
+    packed = model(tokens, position_ids=positions, use_cache=False).logits
+    alone = [model(each, use_cache=False).logits for each in (tokens[:, :3], tokens[:, 3:])]
+    assert_close(packed, torch.cat(alone, 1))
+
+
+@torch.no_grad()
+def test_bounds_of_packed_sequences():
+    """As a collator for flash attention gives them, for which the host makes no mask."""
+    model, tokens = patch(llama().eval(), layers="all"), ids().flatten()[None]
+    bounds, places = torch.tensor([0, 4, 5, 14], dtype=torch.int32), torch.arange(14)[None]
+    more = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "use_cache": False}
+    packed = model(tokens, position_ids=places, **more).logits
+    alone = [
+        model(tokens[:, i:j], position_ids=places[:, i:j], use_cache=False).logits
+        for i, j in pairwise(bounds)
+    ]
+    assert_close(packed, torch.cat(alone, 1))
+
+
+@torch.no_grad()
+def test_biases_are_refused():
     with pytest.raises(ValueError, match="adds numbers to the scores"):
         patch(bert().eval())(ids(), attention_mask=torch.randn(2, 1, N, N))
 

@@ -1,6 +1,9 @@
 """Models that are patched throughout hand the padding to their layers as it came."""
 
 import copy
+import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -78,8 +81,62 @@ def test_a_loaded_model_does_the_same_and_says_nothing_of_it(tmp_path):
 @torch.no_grad()
 def test_other_masks_are_still_refused():
     model, tokens = patch(llama().eval(), "linear", "all"), ids()
-    packed = torch.tensor([[0, 1, 2, 0, 1, 2, 3]] * 2)
-    with pytest.raises(ValueError, match="packed"):
-        model(tokens, position_ids=packed, use_cache=False)
     with pytest.raises(ValueError, match="more than padding"):
         model(tokens, attention_mask=torch.ones(2, 1, 7, 7, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "vit"])
+def test_the_config_of_a_patched_model_builds_a_model(name):
+    """One of the host, with the attention of the host: the config says nothing of the layers."""
+    family = FAMILIES[name]
+    before = family.model(seed=1)
+    config = patch(family.model(), "linear", "all").config
+    for each in (config, copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        torch.manual_seed(1)
+        model = type(before)(each).eval()
+        model.load_state_dict(before.state_dict())
+        tokens = family.tokens()
+        masks = [real_tokens(), real_tokens(left=True)] if family.pads else [real_tokens()]
+        for mask in masks:
+            y, z = (family.run(each, tokens, mask) for each in (model, before))
+            real = (mask,) if family.pads else ()
+            assert_close(y[real], z[real], 1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["dynamic", "static"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_config_of_a_patched_model_builds_one_that_generates(name, implementation):
+    if name == "bert_decoder" and implementation == "static":
+        pytest.skip("the host itself has no static cache")
+    family = FAMILIES[name]
+    before = family.model()
+    model = type(before)(patch(family.model(), "linear", "all").config).eval()
+    model.load_state_dict(before.state_dict())
+    tokens, mask = ids(), real_tokens(left=True).long()
+    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": implementation}
+    texts = [each.generate(tokens, attention_mask=mask, **options) for each in (model, before)]
+    assert torch.equal(*texts)
+
+
+def test_auto_classes_take_the_config_of_a_patched_model():
+    from transformers import AutoModel
+
+    config = patch(bert(), "linear", "all").config
+    assert type(AutoModel.from_config(config)).__name__ == "BertModel"
+    assert type(AutoModel.from_config(config, attn_implementation="eager")).__name__ == "BertModel"
+
+
+@torch.no_grad()
+def test_a_model_that_was_sent_to_another_process_keeps_its_masks(tmp_path):
+    """Nothing is patched in that process, which has to know the implementation all the same."""
+    model, tokens, mask = patch(bert().eval(), "linear", "all"), ids(), real_tokens()
+    want = model(tokens, attention_mask=mask.long())[0]
+    torch.save((model, tokens, mask, want), tmp_path / "model.pt")
+    program = (
+        "import sys, torch\n"
+        "model, tokens, mask, want = torch.load(sys.argv[1], weights_only=False)\n"
+        "got = model(tokens, attention_mask=mask.long())[0]\n"
+        "assert torch.allclose(got[mask], want[mask], atol=1e-5)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "model.pt")], check=True)

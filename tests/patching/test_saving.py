@@ -112,6 +112,7 @@ def test_a_plain_module_comes_back_into_a_new_one(tmp_path):
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
         "model.safetensors",
         "primal_attention.json",
+        "primal_attention.sha256",
     ]
 
 
@@ -174,3 +175,83 @@ def test_options_that_are_no_json_are_refused_and_leave_no_files(tmp_path):
     with pytest.raises(ValueError, match="no JSON value"):
         save_patched(model, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def flipped(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize("change", [flipped, lambda data: data[:-9], lambda data: b""])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "primal_attention.sha256"])
+def test_damage_in_a_folder_is_named(tmp_path, name, change):
+    save_patched(patch(bert().eval(), num_directions=3), tmp_path)
+    (tmp_path / name).write_bytes(change((tmp_path / name).read_bytes()))
+    with pytest.raises(ValueError, match=str(tmp_path)) as raised:
+        load_patched(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def without_checksums(folder, caplog):
+    """As save_pretrained leaves it."""
+    (folder / "primal_attention.sha256").unlink()
+    return folder
+
+
+def described(folder, **options):
+    path = folder / "primal_attention.json"
+    description = json.loads(path.read_text())
+    description["layers"][-1]["options"] |= options
+    path.write_text(json.dumps(description))
+
+
+def cut_weights(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def other_weights(folder):
+    save_patched(patch(torch_encoder(), "linear", "all"), folder / "other")
+    shutil.copy(folder / "other" / "model.safetensors", folder)
+
+
+def no_name(folder):
+    (folder / "primal_attention.json").write_text(
+        '{"format": "primal-attention patch 1", "layers": [{}]}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (cut_weights, "model.safetensors is no safetensors file, or a damaged one"),
+        (other_weights, "mechanism.* of the model|the model has no tensor"),
+        (no_name, "it lacks 'name'"),
+        (lambda folder: described(folder, num_directions=4), r"shape \(.* the model has \("),
+        (lambda folder: described(folder, num_directions=10**6), r"shape \(.* the model has \("),
+        (lambda folder: described(folder, num_directions="x"), "is not this TransformerEncoder"),
+        (lambda folder: described(folder, colour=1), "colour"),
+    ],
+)
+def test_a_model_is_as_it_was_when_loading_into_it_fails(tmp_path, caplog, harm, told):
+    save_patched(patch(torch_encoder(), "primal", "all", num_directions=3), tmp_path)
+    harm(without_checksums(tmp_path, caplog))
+    model, x = torch_encoder().eval(), torch.randn(2, N, D)
+    before, modules = model(x), dict(model.named_modules())
+    tensors = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(ValueError, match=told) as raised:
+        load_patched(tmp_path, model)
+    assert str(tmp_path) in str(raised.value) and "\n" not in str(raised.value)
+    assert dict(model.named_modules()) == modules
+    assert all(torch.equal(each, tensors[name]) for name, each in model.state_dict().items())
+    assert torch.equal(model(x), before)
+    assert "has no primal_attention.sha256" in caplog.text
+
+
+def test_sizes_in_a_config_are_compared_before_memory_is_taken(tmp_path, caplog):
+    save_patched(patch(bert().eval(), num_directions=3), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["primal_attention"]["layers"][0]["options"]["num_directions"] = 10**9
+    (without_checksums(tmp_path, caplog) / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"has shape \(.*, the model has \(.*1000000000"):
+        load_patched(tmp_path)

@@ -92,3 +92,39 @@ def test_other_models_of_timm_are_described():
     )
     with pytest.raises(ValueError, match="WindowAttention at"):
         patch(model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["softmax", "primal"])
+def test_torch_fx_traces_a_patched_model(attention):
+    model, x = patch(build(), attention, "all"), images()
+    traced = torch.fx.symbolic_trace(model)
+    assert_close(traced(x), model(x))
+    extraction = pytest.importorskip("torchvision.models.feature_extraction")
+    extractor = extraction.create_feature_extractor(model, ["blocks.0.attn", "blocks.1"])
+    seen = {}
+    for name in ("blocks.0.attn", "blocks.1"):
+        module = model.get_submodule(name)
+        module.register_forward_hook(lambda module, args, out, name=name: seen.update({name: out}))
+    model(x)
+    features = extractor(x)
+    assert features.keys() == seen.keys()
+    for name, found in features.items():
+        assert_close(found, seen[name])
+
+
+def test_a_traced_model_trains():
+    model, x = patch(build(), "primal", "all").train(), images()
+    traced = torch.fx.symbolic_trace(model)
+    (traced(x).square().mean() + ksvd_loss(traced)).backward()
+    assert all(p.grad is not None for p in traced.parameters())
+
+
+@pytest.mark.filterwarnings("ignore")  # both are deprecated, and tracing warns of sizes
+def test_torch_jit_script_is_refused_by_name_and_trace_is_not():
+    model, x = patch(build(), "primal", "all"), images()
+    with pytest.raises(RuntimeError, match=r"patched layers \(primal\).*torch.jit.trace"):
+        torch.jit.script(model)
+    torch.jit.script(unpatch(model))
+    with torch.no_grad():
+        assert_close(torch.jit.trace(patch(model, "primal"), x)(x), model(x))

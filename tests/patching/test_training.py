@@ -1,9 +1,11 @@
 """Training patched models: the objectives, checkpointing, compiling, accelerate, LoRA."""
 
+import copy
+
 import pytest
 import torch
 
-from primal_attention import ksvd_loss, patch, record_ksvd
+from primal_attention import ksvd_loss, patch, record_ksvd, unpatch
 from primal_attention.patching.sites import patched_layers
 
 from .families import albert, assert_close, bert, gpt2, ids, llama, real_tokens
@@ -144,3 +146,42 @@ def test_lora_of_a_decoder_generates():
     with_state = tuned.generate(input_ids=tokens, max_new_tokens=5)
     without = tuned.generate(input_ids=tokens, max_new_tokens=5, use_cache=False)
     assert torch.equal(with_state, without)
+
+
+@pytest.mark.filterwarnings("ignore:.*tied.*")
+@pytest.mark.parametrize(("build", "target"), [(bert, "query"), (gpt2, "c_fc"), (llama, "q_proj")])
+def test_new_parameters_train_beside_lora(build, target, tmp_path):
+    """Adapters freeze everything else; the new parameters, random so far, are to be saved whole."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    model, tokens = patch(build().eval()), ids()
+    twin = copy.deepcopy(model)
+    more = {"fan_in_fan_out": True} if build is gpt2 else {}
+    config = LoraConfig(r=2, target_modules=[target], modules_to_save=["mechanism"], **more)
+    tuned = get_peft_model(model, config)
+    learned = {name: p for name, p in tuned.named_parameters() if p.requires_grad}
+    assert {"w_e", "w_r"} <= {name.rpartition(".")[2] for name in learned}
+    tuned(tokens)[0].square().mean().backward()
+    assert all(p.grad is not None for name, p in learned.items() if "raw_lambda" not in name)
+    with torch.no_grad():
+        for parameter in learned.values():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    z = tuned(tokens)[0].detach()
+    tuned.save_pretrained(tmp_path)
+    assert_close(PeftModel.from_pretrained(twin, tmp_path)(tokens)[0], z)
+    assert_close(tuned.merge_and_unload()(tokens)[0], z)
+
+
+def test_no_plan_of_tensor_parallelism_names_a_patched_layer():
+    model = llama()
+    whole = dict(model.tp_plan)
+    patch(model, layers=-1)
+    kept = {name: style for name, style in whole.items() if ".self_attn." not in name}
+    assert 0 < len(model.tp_plan) == len(kept) < len(whole)
+    assert model.tp_plan == kept
+    assert model.model.tp_plan == {
+        name.removeprefix("model."): kept[name] for name in kept if name.startswith("model.")
+    }
+    patch(model, layers=0)
+    unpatch(model)
+    assert model.tp_plan == whole

@@ -118,7 +118,7 @@ def test_what_is_remembered_does_not_grow():
     past, sizes = model.begin(), []
     for k in range(23):
         _, past = model.act(inputs["states"][:, k], inputs["returns_to_go"][:, k], past)
-        states = [layer.read() for layer in past.cache.layers]
+        states = [layer.state for layer in past.cache.layers]
         sizes.append(sum(tensor.numel() for state in states for tensor in state))
     assert len(set(sizes)) == 1
     assert keep_episodes(past, torch.tensor([1])).action.shape == (1, A)

@@ -117,7 +117,7 @@ def test_wrong_dims_of_minari_are_refused(tmp_path):
     walker = ENVIRONMENTS["walker2d"]
     write_minari(tmp_path, NAME, trajectories(environment=walker), make_environment(walker))
     with pytest.raises(
-        ValueError, match=r"medium-v0: observations of episode 0 must be \[steps, 11"
+        ValueError, match=r"medium-v0.*observations of episode 0 must be \[steps, 11"
     ):
         load_rl(NAME, tmp_path)
 
@@ -126,7 +126,7 @@ def test_missing_flags_are_refused(tmp_path):
     path = tmp_path / f"{NAME}.hdf5"
     arrays = d4rl_arrays(trajectories())
     write_d4rl(path, {name: each for name, each in arrays.items() if name != "timeouts"})
-    with pytest.raises(ValueError, match=f"{path} has no 'timeouts': .* episode 0"):
+    with pytest.raises(ValueError, match=f"{path} .*it has no 'timeouts': .* episode 0"):
         load_rl(NAME, tmp_path)
     write_d4rl(
         path,
@@ -147,7 +147,7 @@ def test_an_episode_of_minari_without_an_end_is_refused(tmp_path):
     with h5py.File(path / "data" / "main_data.hdf5", "a") as file:
         for name in ("terminations", "truncations"):
             file["episode_3"][name][...] = False
-    with pytest.raises(ValueError, match="medium-v0: episode 3 has no flag at its end"):
+    with pytest.raises(ValueError, match=r"medium-v0.*episode 3 has no flag at its end"):
         load_rl(NAME, tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_files_that_are_cut_off_are_refused(tmp_path):
     path.unlink()
     folder = write_minari(tmp_path, NAME, trajectories(), make_environment(HOPPER))
     cut(folder / "data" / "main_data.hdf5")
-    with pytest.raises(ValueError, match=f"{folder} is not a whole Minari data set"):
+    with pytest.raises(ValueError, match=f"{folder}.*main_data.hdf5 is not a whole file of Minari"):
         read_minari(folder, HOPPER)
     prepared = tmp_path / f"{NAME}.npz"
     write_trajectories(prepared, trajectories())

@@ -114,18 +114,27 @@ def test_noise_of_policies(tmp_path):
 
 def test_policies_that_do_not_fit_are_refused(tmp_path):
     folder = write_agents(tmp_path / "a", obs_dim=12)
-    with pytest.raises(ValueError, match=r"sac.npz has states and actions of \(12, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"sac.npz is not a policy of Hopper \(it has .* \(12, 3\)"
+    ):
         Agent(folder / "Hopper-sac.npz", HOPPER)
-    assert Agent(
-        write_agents(tmp_path / "b", obs_dim=12, time_feature=True) / "Hopper-sac.npz", HOPPER
-    )
+    timed = {"time_feature": True, "time_limit": 1000, "w0": np.zeros((5, 12), np.float32)}
+    statistics = {"obs_mean": np.zeros(12), "obs_var": np.ones(12)}
+    made = write_agents(tmp_path / "b", obs_dim=12, **timed, **statistics)
+    assert Agent(made / "Hopper-sac.npz", HOPPER)
+    cut = write_agents(tmp_path / "e", w1=np.zeros((3, 4), np.float32))
+    with pytest.raises(ValueError, match=r"sac.npz is not a policy of Hopper .*mismatch"):
+        Agent(cut / "Hopper-sac.npz", HOPPER)
+    endless = write_agents(tmp_path / "f", n_layers=10**9)
+    with pytest.raises(ValueError, match=r"sac.npz is not a policy .*KeyError: 'w2'"):
+        Agent(endless / "Hopper-sac.npz", HOPPER)
     with pytest.raises(FileNotFoundError, match="no policy"):
         make_set("hopper-medium-expert", write_agents(tmp_path / "c"), tmp_path / "out")
     silent = Agent(write_agents(tmp_path / "d", noise="none") / "Hopper-sac.npz", HOPPER)
     with pytest.raises(ValueError, match="draws no random actions"):
         silent.act(np.zeros(11), 0, np.random.default_rng(0), "sampled")
     (tmp_path / "c" / "Hopper-sac.npz").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="not the file of a policy"):
+    with pytest.raises(ValueError, match=r"sac.npz is not a policy of Hopper"):
         make_set(NAME, tmp_path / "c", tmp_path / "out")
     with pytest.raises(ValueError, match="transitions"):
         make_set(NAME, tmp_path / "a", tmp_path / "out", transitions=0)

@@ -1,5 +1,6 @@
 """Small attention modules that keep the contract."""
 
+import threading
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,11 @@ def valid(x: Tensor, token_mask: Tensor | None) -> Tensor:
     if token_mask is None:
         return torch.ones(*x.shape[:2], 1, dtype=torch.bool, device=x.device)
     return token_mask[..., None]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums and states: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 class Softmax(nn.Module):
@@ -90,12 +96,12 @@ class CausalWithoutState(Linear):
     """Correct causal linear attention that cannot decode step by step."""
 
     def combine(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        zeros = torch.zeros(q.shape[0], DIM, DIM, device=q.device, dtype=torch.float32)
+        zeros = torch.zeros(q.shape[0], DIM, DIM, device=q.device, dtype=wide(q.dtype))
         return self.scan(q, k, v, State(zeros, zeros[:, 0]))[0]
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, state: State) -> tuple[Tensor, State]:
-        kv = state.kv[:, None] + (k[..., :, None] * v[..., None, :]).float().cumsum(1)
-        sums = state.k[:, None] + k.float().cumsum(1)
+        kv = state.kv[:, None] + (k[..., :, None] * v[..., None, :]).to(wide(k.dtype)).cumsum(1)
+        sums = state.k[:, None] + k.to(wide(k.dtype)).cumsum(1)
         total = (q[..., None, :] @ kv.to(q.dtype)).squeeze(-2)
         norm = (q * sums.to(q.dtype)).sum(-1, keepdim=True) + 1e-3
         return self.out_proj(total / norm), State(kv[:, -1], sums[:, -1])
@@ -105,8 +111,8 @@ class CausalLinear(CausalWithoutState):
     """Correct causal linear attention with a decode state."""
 
     def init_state(self, batch_size: int) -> State:
-        device = self.q_proj.weight.device
-        zeros = torch.zeros(batch_size, DIM, DIM, device=device, dtype=torch.float32)
+        like = next(self.parameters())
+        zeros = torch.zeros(batch_size, DIM, DIM, device=like.device, dtype=wide(like.dtype))
         return State(zeros, zeros[:, 0])
 
     def prefill(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -155,3 +161,31 @@ class ZeroInitialised(Linear):
         super().__init__()
         nn.init.zeros_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
+
+
+class KeepsLoss(Linear):
+    """Correct; in training each thread keeps the loss of its own last pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make_room()
+
+    def make_room(self) -> None:
+        self.kept = threading.local()
+
+    def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
+        y = super().forward(x, token_mask=token_mask)
+        if self.training:
+            self.kept.loss = y.square().mean()
+        return y
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "kept"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self.make_room()
+
+
+def kept_loss(layer: KeepsLoss) -> Tensor:
+    return layer.kept.loss

@@ -1,24 +1,37 @@
 """Small attention modules that break the contract, each in one way."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import linear, normalize
 
-from .attentions import DIM, CausalLinear, CausalWithoutState, Linear, Softmax, State, valid
+from .attentions import (
+    DIM,
+    CausalLinear,
+    CausalWithoutState,
+    KeepsLoss,
+    Linear,
+    Softmax,
+    State,
+    valid,
+    wide,
+)
 
 
 class Constant(Linear):
     """The output does not depend on the input."""
 
     def attend(self, x: Tensor, real: Tensor) -> Tensor:
-        return 0.0 * x + self.out_proj.bias
+        return self.out_proj(0.0 * x)
 
 
 class WrongDtype(Linear):
-    """Computes in float32 and returns it."""
+    """Returns the dtype that it sums in."""
 
     def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        return super().forward(x, token_mask=token_mask).float()
+        return super().forward(x, token_mask=token_mask).to(wide(x.dtype))
 
 
 class KeysInNormaliser(Linear):
@@ -132,7 +145,8 @@ class NarrowState(CausalLinear):
     """Keeps its state in the dtype of the module."""
 
     def init_state(self, batch_size: int) -> State:
-        return State(*(value.to(self.q_proj.weight) for value in super().init_state(batch_size)))
+        like = next(self.parameters())
+        return State(*(value.to(like) for value in super().init_state(batch_size)))
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, state: State) -> tuple[Tensor, State]:
         out, state = super().scan(q, k, v, state)
@@ -211,3 +225,132 @@ class IgnoresContext(Softmax):
         context_mask: Tensor | None = None,
     ) -> Tensor:
         return super().forward(x, token_mask=token_mask)
+
+
+class DetachedNormaliser(Linear):
+    """Takes the normaliser for a constant in the backward pass."""
+
+    def combine(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        norm = q @ k.sum(1)[..., None] + 1e-3
+        return self.out_proj(q @ (k.mT @ v) / norm.detach())
+
+
+def product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q @ (k.mT @ v)
+
+
+class Product(torch.autograd.Function):
+    """A product that brings its own backward pass, and asks autograd where that needs a graph."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return product(q, k, v)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = ctx.saved_tensors
+        if torch.is_grad_enabled():  # k, made from q, passes its own gradient on to q once more
+            return torch.autograd.grad(product(q, k, v), (q, k, v), d, create_graph=True)
+        return d @ (k.mT @ v).mT, v @ (d.mT @ q), k @ (q.mT @ d)
+
+
+class CountsPathsTwice(Linear):
+    """Differentiates by the inputs of an op, one of which is made from another."""
+
+    def attend(self, x: Tensor, real: Tensor) -> Tensor:
+        q = self.features(self.q_proj(x))
+        k = self.mask_keys(self.features(self.k_proj(q)), real)
+        return self.combine(q, k, self.v_proj(x).masked_fill(~real, 0.0))
+
+    def combine(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.out_proj(Product.apply(q, k, v) / (q @ k.sum(1)[..., None] + 1e-3))
+
+
+class InfiniteCurvature(Linear):
+    """Features whose second derivative is infinite at 0."""
+
+    def __init__(self) -> None:
+        super().__init__(bias=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.abs().pow(1.5) + 0.5
+
+
+class Exponential(torch.autograd.Function):
+    """exp, with a tangent that nobody has written yet."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Tensor:
+        return d * ctx.saved_tensors[0].exp()
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return torch.zeros_like(tangent)
+
+
+class DropsTangent(Linear):
+    """Gives forward mode zeros."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return Exponential.apply(x.clamp(max=5.0))
+
+
+class KeepsMask(Linear):
+    """Keeps the mask of the running call on the module, where another call finds it."""
+
+    def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
+        self.real = valid(x, token_mask)
+        return super().forward(x, token_mask=token_mask)
+
+    def combine(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().combine(q, k.masked_fill(~self.real, 0.0), v)
+
+
+class KeepsLossOfAll(KeepsLoss):
+    """Keeps the loss of the last pass of any thread."""
+
+    def make_room(self) -> None:
+        self.kept = SimpleNamespace()
+
+
+class ReadsWeight(Linear):
+    """Multiplies by the weight of a projection and does not call it."""
+
+    def combine(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        norm = q @ k.sum(1)[..., None] + 1e-3
+        return linear(q @ (k.mT @ v) / norm, self.out_proj.weight, self.out_proj.bias)
+
+
+class CallsForward(Linear):
+    """Calls the forward pass of a projection, so that no hook on it runs."""
+
+    def combine(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        norm = q @ k.sum(1)[..., None] + 1e-3
+        return self.out_proj.forward(q @ (k.mT @ v) / norm)
+
+
+class MergesWithoutGradients(Linear):
+    """Two projections become one map where no gradients are asked for."""
+
+    def attend(self, x: Tensor, real: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return super().attend(x, real)
+        weight = self.out_proj.weight @ self.v_proj.weight
+        bias = self.out_proj.weight @ self.v_proj.bias
+        q, k = self.features(self.q_proj(x)), self.mask_keys(self.features(self.k_proj(x)), real)
+        v = linear(x, weight, bias).masked_fill(~real, 0.0)
+        norm = q @ k.sum(1)[..., None] + 1e-3
+        return q @ (k.mT @ v) / norm + self.out_proj.bias

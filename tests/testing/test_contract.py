@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from primal_attention.testing import ContractError, Report, Status, check_attention
 
 from . import attentions, broken
-from .attentions import CausalLinear, Linear, Softmax
+from .attentions import CausalLinear, Linear, Softmax, kept_loss
 
 CORRECT = [
     attentions.Softmax,
@@ -23,6 +23,7 @@ CORRECT = [
     attentions.CausalSoftmax,
     attentions.CausalWithoutState,
     attentions.CausalLinear,
+    attentions.KeepsLoss,
 ]
 
 BROKEN = [
@@ -40,15 +41,27 @@ BROKEN = [
     (broken.RandomInEval, {"determinism"}),
     (broken.UnsavedBuffer, {"state dict"}),
     (broken.NaNInTraining, {"training mode"}),
-    (broken.NormaliseAtZero, {"finite values"}),
+    (broken.NormaliseAtZero, {"finite values", "gradient graphs"}),
     (broken.SensitiveToRounding, {"autocast"}),
     (broken.BreaksGraph, {"compile"}),
     (broken.BranchesOnData, {"compile", "export"}),
     (broken.ContextKeysInNormaliser, {"cross-attention"}),
     (broken.IgnoresContext, {"cross-attention"}),
+    (broken.DetachedNormaliser, {"gradients", "gradient graphs"}),
+    (broken.CountsPathsTwice, {"gradient graphs"}),
+    (broken.InfiniteCurvature, {"gradient graphs"}),
+    (broken.DropsTangent, {"forward mode"}),
+    (broken.KeepsMask, {"threads"}),
+    (broken.KeepsLossOfAll, {"threads"}),
+    (broken.ReadsWeight, {"submodules"}),
+    (broken.CallsForward, {"submodules"}),
+    (broken.MergesWithoutGradients, {"submodules"}),
     # Mistakes that break several promises at once.
     (broken.CountsLengths, {"left padding", "mask holes", "poisoned padding"}),
-    (broken.GradientAtPadding, {"padded positions", "mask holes", "poisoned padding"}),
+    (
+        broken.GradientAtPadding,
+        {"padded positions", "mask holes", "poisoned padding", "gradients", "gradient graphs"},
+    ),
     (
         broken.ValuesOnly,
         {"padding invariance", "padded positions", "mask holes", "poisoned padding"},
@@ -60,8 +73,9 @@ BROKEN = [
 @cache
 def report_of(attention: type[nn.Module]) -> Report:
     causal = issubclass(attention, attentions.CausalWithoutState | attentions.CausalSoftmax)
+    objective = kept_loss if issubclass(attention, attentions.KeepsLoss) else None
     try:
-        return check_attention(attention, causal=causal)
+        return check_attention(attention, causal=causal, objective=objective)
     except ContractError as error:
         assert not error.report.passed
         assert str(error) == str(error.report)
@@ -129,7 +143,7 @@ def test_unsaved_buffers_need_a_factory():
 
 def test_the_report_is_a_table():
     lines = str(report_of(CausalLinear)).splitlines()
-    assert lines[0] == "Attention contract of CausalLinear: 17 passed, 1 not applicable"
+    assert lines[0] == "Attention contract of CausalLinear: 22 passed, 1 not applicable"
     column = lines[2].index("status")
     assert all(line[column - 1] == " " and line[column] != " " for line in lines[2:])
 

@@ -24,7 +24,7 @@ def attention_scores(X, Z, scale=0.3):
 
 def fitted(solver, X, Z=None, kernel="rbf", **options):
     options = {**STREAMED, "random_state": 3, "solver": solver, "kernel": kernel, **options}
-    return KernelSVD(S, **options).fit(X, Z)
+    return KernelSVD(S, **options).fit(X, Z=Z)
 
 
 def assert_close(actual, expected, tolerance=1e-6):
@@ -41,7 +41,7 @@ def test_named_kernels_agree_with_numpy(solver, kernel):
     X, Z = sets()
     kernel_matrix = kernel_svd.KERNELS[kernel]()(torch.tensor(X), torch.tensor(Z)).numpy()
     num_directions = min(S, np.linalg.matrix_rank(kernel_matrix))
-    model = fitted(solver, X, Z, kernel).set_params(n_directions=num_directions).fit(X, Z)
+    model = fitted(solver, X, Z, kernel).set_params(n_directions=num_directions).fit(X, Z=Z)
     left, singular_values, right_t = np.linalg.svd(kernel_matrix, full_matrices=False)
     assert_close(model.singular_values_, singular_values[:num_directions])
     found = model.left_vectors_ * model.singular_values_ @ model.right_vectors_.T
@@ -78,7 +78,7 @@ def test_solvers_agree_on_the_signs():
 def test_scores_of_the_training_points_are_the_scaled_vectors(solver):
     X, Z = sets()
     model = fitted(solver, X, Z)
-    e_scores, r_scores = model.transform(X, Z)
+    e_scores, r_scores = model.transform(X, Z=Z)
     assert_close(e_scores, model.left_vectors_ * model.singular_values_, tolerance=1e-5)
     assert_close(r_scores, model.right_vectors_ * model.singular_values_, tolerance=1e-5)
 
@@ -86,7 +86,7 @@ def test_scores_of_the_training_points_are_the_scaled_vectors(solver):
 def test_scores_of_new_points_follow_eq_8(solver):
     (X, Z), (new_X, new_Z) = sets(), sets(seed=1)
     model = fitted(solver, X, Z, RBF(0.2))
-    e_scores, r_scores = model.transform(new_X[:13], new_Z[:11])
+    e_scores, r_scores = model.transform(new_X[:13], Z=new_Z[:11])
     kernel = RBF(0.2)
     kernel_of_queries = kernel(torch.tensor(new_X[:13]), torch.tensor(Z)).numpy()
     kernel_of_keys = kernel(torch.tensor(X), torch.tensor(new_Z[:11])).numpy()
@@ -99,21 +99,21 @@ def test_fit_transform_is_fit_then_transform():
     X, Z = sets()
     model = KernelSVD(S, random_state=0)
     assert_close(model.fit_transform(X), KernelSVD(S).fit(X).transform(X), tolerance=1e-12)
-    assert_close(model.fit_transform(X, Z)[1], KernelSVD(S).fit(X, Z).transform(X, Z)[1])
+    assert_close(model.fit_transform(X, Z=Z)[1], KernelSVD(S).fit(X, Z=Z).transform(X, Z=Z)[1])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_numpy_in_numpy_out_and_torch_in_torch_out(solver, dtype):
     X, Z = sets(dtype)
     model = fitted(solver, X, Z)
-    results = [model.singular_values_, model.left_vectors_, *model.transform(X, Z)]
+    results = [model.singular_values_, model.left_vectors_, *model.transform(X, Z=Z)]
     assert all(isinstance(result, np.ndarray) and result.dtype == dtype for result in results)
     tensors = torch.tensor(X), torch.tensor(Z)
     torch_model = fitted(solver, *tensors)
     torch_results = [
         torch_model.singular_values_,
         torch_model.left_vectors_,
-        *torch_model.transform(*tensors),
+        *torch_model.transform(tensors[0], Z=tensors[1]),
     ]
     for result, expected in zip(torch_results, results, strict=True):
         assert isinstance(result, torch.Tensor)
@@ -153,7 +153,7 @@ def test_only_blocks_of_the_matrix_are_formed(solver):
         entries.append(len(X) * len(Z))
         return attention_scores(X, Z)
 
-    fitted(solver, X, Z, kernel, n_landmarks=S, block_size=11).transform(X, Z)
+    fitted(solver, X, Z, kernel, n_landmarks=S, block_size=11).transform(X, Z=Z)
     assert max(entries) == 11 * T
 
 
@@ -182,7 +182,7 @@ def test_default_refinement_is_within_one_percent():
     X, Z = sets()
     exact = fitted("exact", X, Z, RBF(0.5))
     refined = KernelSVD(S, kernel=RBF(0.5), solver="nystrom", n_landmarks=31, random_state=0)
-    error = np.abs(refined.fit(X, Z).singular_values_ / exact.singular_values_ - 1).max()
+    error = np.abs(refined.fit(X, Z=Z).singular_values_ / exact.singular_values_ - 1).max()
     assert error < 0.01
 
 
@@ -235,7 +235,7 @@ def test_kernel_params():
 def test_the_sets_may_have_different_coordinates():
     X, Z = sets()
     model = fitted("nystrom", X, Z[:, :2], lambda X, Z: np.cos(X[:, :2] @ Z.T))
-    e_scores, r_scores = model.transform(X[:3], Z[:2, :2])
+    e_scores, r_scores = model.transform(X[:3], Z=Z[:2, :2])
     assert e_scores.shape == (3, S)
     assert r_scores.shape == (2, S)
     assert model.n_features_in_ == D
@@ -254,7 +254,7 @@ def test_tiny_matrices(num_queries, num_keys, num_directions, solver, block_size
     X, Z = X[:num_queries], Z[:num_keys]
     num_directions = min(num_directions, num_queries, num_keys)
     model = KernelSVD(num_directions, solver=solver, block_size=block_size, random_state=0)
-    model.fit(X, Z)
+    model.fit(X, Z=Z)
     expected = np.linalg.svd(RBF()(torch.tensor(X), torch.tensor(Z)).numpy(), compute_uv=False)
     assert_close(model.singular_values_, expected[:num_directions], tolerance=1e-9)
 

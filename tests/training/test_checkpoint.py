@@ -16,8 +16,12 @@ from primal_attention.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from primal_attention.whole_files import remove_unfinished
+from primal_attention.training.loop import train
+from primal_attention.whole_files import remove_unfinished, replacing
 
+from .toy import one_process, toy_recipe, toy_task
+
+OLD = "primal-attention 1"  # without a checksum
 TENSORS = {
     "model.a": torch.arange(6.0).reshape(2, 3).T,  # not contiguous
     "model.b": torch.tensor(3, dtype=torch.int64),
@@ -81,6 +85,13 @@ def test_what_a_killed_writer_left_is_removed(tmp_path, what):
     assert [file.name for file in tmp_path.iterdir()] == [".hidden"]
 
 
+def test_what_is_being_written_stays(tmp_path):
+    with replacing(tmp_path / "last.txt") as temporary:
+        temporary.write_text("whole")
+        remove_unfinished(tmp_path)  # as a second run does that begins in the same folder
+    assert (tmp_path / "last.txt").read_text() == "whole"
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint is at"):
         read_checkpoint(tmp_path / "none.safetensors")
@@ -119,9 +130,13 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
     [
         (None, "was not written by this library: its format is None"),
         ({"format": "pt"}, "its format is 'pt', expected"),
-        ({"format": FORMAT}, "damaged facts"),
-        ({"format": FORMAT, "facts": "{"}, "damaged facts"),
-        ({"format": FORMAT, "facts": json.dumps([1])}, "damaged facts"),
+        ({"format": FORMAT}, "damaged: it says format alone"),
+        ({"format": FORMAT, "facts": "{}"}, "damaged: it says facts, format alone"),
+        ({"format": FORMAT, "facts": "{}", "sha256": "0" * 64}, "its checksum is another"),
+        ({"format": OLD, "facts": "{}", "sha256": "0" * 64}, "it says facts, format, sha256 alone"),
+        ({"format": OLD, "facts": "{"}, "damaged facts"),
+        ({"format": OLD, "facts": json.dumps([1])}, "damaged facts"),
+        ({"format": OLD, "facts": "[" * 100_000}, "damaged facts"),
     ],
 )
 def test_a_foreign_file_is_refused(tmp_path, metadata, told):
@@ -129,3 +144,55 @@ def test_a_foreign_file_is_refused(tmp_path, metadata, told):
     safetensors.torch.save_file({"a": torch.zeros(3)}, path, metadata)
     with pytest.raises(ValueError, match=told):
         read_checkpoint(path)
+
+
+def test_damage_anywhere_is_noticed(tmp_path):
+    path = tmp_path / "last.safetensors"
+    write_checkpoint(path, TENSORS, FACTS)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"last\.safetensors .*; take a copy of it, or remove"):
+            read_checkpoint(path)
+
+
+def test_a_checkpoint_without_a_checksum_is_read_with_a_warning(tmp_path, caplog):
+    path = tmp_path / "old.safetensors"
+    metadata = {"format": OLD, "facts": json.dumps(FACTS)}
+    safetensors.torch.save_file({"a": torch.arange(3)}, path, metadata)
+    found = read_checkpoint(path)
+    assert found.facts == FACTS and torch.equal(found.tensors["a"], torch.arange(3))
+    (message,) = caplog.messages
+    assert "old.safetensors was written without a checksum" in message and "\n" not in message
+    write_checkpoint(path, *found)
+    caplog.clear()
+    assert read_checkpoint(path).facts == FACTS and not caplog.messages
+
+
+@pytest.mark.parametrize("setting", ["dim", "ffn_dim", "num_layers", "num_tokens"])
+def test_sizes_that_the_tensors_do_not_have_are_refused_before_memory_is_taken(tmp_path, setting):
+    """In a process with 2 GiB more than it has, where a model of that size would not go."""
+    outcome = train(toy_recipe(epochs=1), toy_task(), one_process(), directory=tmp_path / "run")
+    best = read_checkpoint(tmp_path / "run" / "best.safetensors")
+    facts = dict(best.facts)
+    if setting == "num_tokens":
+        facts["sizes"] = {**facts["sizes"], setting: 10**9}
+    else:
+        facts["recipe"] = json.dumps({**json.loads(facts["recipe"]), setting: 2**16 * 2**9})
+    assert outcome.weights
+    write_checkpoint(tmp_path / "large.safetensors", best.tensors, facts)
+    command = [sys.executable, "-c", LOADED_IN_LITTLE_MEMORY, tmp_path / "large.safetensors"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "large.safetensors is not the checkpoint of a model" in done.stdout
+
+
+LOADED_IN_LITTLE_MEMORY = """
+import pathlib, resource, sys
+from primal_attention.cli.trained import load_trained
+kib = int(pathlib.Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (kib * 1024 + 2**31,) * 2)
+try:
+    load_trained(pathlib.Path(sys.argv[1]))
+except ValueError as error:
+    print(error)
+"""

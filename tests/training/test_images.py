@@ -155,15 +155,16 @@ def test_pictures_of_any_resolution(model, pooling):
         assert torch.allclose(built(x[2:3].float()), found[2:3], atol=1e-5)
 
 
-def test_vectors_and_positions_do_not_decay():
-    recipe = small("primal_plus")
+def test_vectors_positions_and_lambda_do_not_decay():
+    recipe = small("primal_plus", "eta=0.1")
     built = build_model(recipe, Sizes(10, 3, 3, **STATISTICS))
     decayed, spared = build_optimizer(recipe, built).param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.05, 0.0)
     names = {id(each): name for name, each in built.named_parameters()}
     spared_names = {names[id(each)] for each in spared["params"]}
     assert {"host.pos_embed", "host.cls_token", "host.head.bias"} < spared_names
-    assert not any(name.endswith(("w_e", "w_r", "raw_lambda")) for name in spared_names)
+    assert any(name.endswith("raw_lambda") for name in spared_names)
+    assert not any(name.endswith(("w_e", "w_r")) for name in spared_names)
     assert all(each.ndim > 1 for each in decayed["params"])
     total = sum(len(group["params"]) for group in (decayed, spared))
     assert total == len([each for each in built.parameters() if each.requires_grad])

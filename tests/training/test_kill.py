@@ -64,8 +64,10 @@ def test_killed_run_ends_as_if_it_had_not_been(tmp_path):
     assert result(directory) == result(tmp_path / "whole")
     texts = [(run / "metrics.csv").read_bytes() for run in (directory, tmp_path / "whole")]
     assert texts[0] == texts[1]
-    for name in ("best.safetensors", "last.safetensors"):
+    for name in ("best.safetensors", "last.safetensors", "refit/last.safetensors"):
         ends = [read_checkpoint(run / name).tensors for run in (directory, tmp_path / "whole")]
         assert ends[0].keys() == ends[1].keys()
         assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
-    assert sorted(path.name for path in directory.glob(".*")) == []  # no half-written file
+    assert (
+        sorted(path.name for path in directory.rglob(".*")) == []
+    )  # no half-written file, no lock

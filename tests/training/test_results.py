@@ -64,7 +64,9 @@ def test_two_writers_lose_nothing(tmp_path):
 def test_a_foreign_file_is_refused(tmp_path):
     path = tmp_path / "results.csv"
     path.write_text("dataset,value\nToy,1\n")
-    with pytest.raises(ValueError, match=r"results\.csv lacks the columns commit"):
+    with pytest.raises(
+        ValueError, match=r"results\.csv is no whole file of results: it lacks the columns commit"
+    ):
         read_rows(path)
 
 
@@ -74,3 +76,37 @@ def test_the_commit(monkeypatch, tmp_path):
     monkeypatch.delenv("PRIMAL_COMMIT")
     monkeypatch.chdir(tmp_path)
     assert current_commit() == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda data: data[:-30], "line 3 has no end: the file was cut off"),
+        (lambda data: data[:-2], "line 3 has no end"),  # within the last column
+        (lambda data: data[:-30] + b"\n", "line 3 has 11 cells, there are 15 columns"),
+        (lambda data: data + b'"', "line 4 has no end"),
+        (lambda data: data.replace(b"Toy", b"T\xff", 1), "can't decode byte 0xff"),
+        (lambda data: data.replace(b",4,", b",four,", 1), "seed in line 3 must be a number, got"),
+        (lambda data: b"\n", "it lacks the columns"),
+        (lambda data: b"", "line 1 has no end"),
+    ],
+)
+def test_a_damaged_file_is_named_and_stays_as_it_is(tmp_path, change, told):
+    path = tmp_path / "results.csv"
+    add_rows(path, [row_of(outcome(seed, lr=0.5), "abc") for seed in (3, 4)])
+    data = change(path.read_bytes())
+    path.write_bytes(data)
+    for ask in (read_rows, lambda path: add_rows(path, [row_of(outcome(), "abc")])):
+        with pytest.raises(ValueError, match=told) as raised:
+            ask(path)
+        assert str(path) in str(raised.value)
+    assert path.read_bytes() == data
+
+
+def test_columns_that_others_added_stay(tmp_path):
+    path = tmp_path / "results.csv"
+    add_rows(path, [{**row_of(outcome(1), "abc"), "episodes": "3"}], more=["episodes"])
+    add_rows(path, [row_of(outcome(2), "abc")])
+    assert [row["episodes"] for row in read_rows(path)] == ["3", ""]
+    assert list(read_rows(path)[0]) == [*COLUMNS, "episodes"]
+    assert [file.name for file in tmp_path.iterdir()] == ["results.csv"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from primal_attention.tasks import Sizes
-from primal_attention.training.building import build_model
+from primal_attention.training.building import trained_model
 from primal_attention.training.checkpoint import read_checkpoint
 from primal_attention.training.loop import BEST
 from primal_attention.training.progress import Outcome
@@ -25,6 +24,7 @@ from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import Row, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, read_outcome
 from primal_attention.training.tables import RESULTS, printed_in
+from primal_attention.whole_files import fitting
 
 _NOT_RECORDED = "not recorded"
 _FOLDERS_ABOVE = 6  # among which the results file of a run is looked for
@@ -82,31 +82,11 @@ def read_run(directory: Path) -> Run:
             "goes on with one that was stopped"
         )
     checkpoint = read_checkpoint(directory / BEST)
-    try:
-        outcome = read_outcome(directory)
-        _check(outcome)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{directory / RESULT} is damaged: {error!r}") from error
-    try:
-        with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
-            model = build_model(outcome.recipe, Sizes(**checkpoint.facts["sizes"]))
-        model.load_state_dict(checkpoint.tensors)
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{directory / BEST} is of another model: {error!r}") from error
-    return Run(directory, outcome, model.eval(), checkpoint.facts)
-
-
-def _check(outcome: Outcome) -> None:
-    names = ("epoch", "step", "train_loss", "objective", "valid_loss", f"valid_{outcome.metric}")
-    if not outcome.rounds or not 0 <= outcome.best < len(outcome.rounds):
-        raise ValueError(f"round {outcome.best} of {len(outcome.rounds)} cannot be the best")
-    for number, entry in enumerate(outcome.rounds):
-        for name in names:
-            if not isinstance(entry[name], int | float):
-                raise ValueError(f"{name} of round {number} is {entry[name]!r}")
-    for name in ("value", "valid", "seconds"):
-        if not math.isfinite(getattr(outcome, name)):
-            raise ValueError(f"{name} is {getattr(outcome, name)!r}")
+    outcome = read_outcome(directory)
+    with fitting(directory / BEST, f"the checkpoint of {directory / RESULT}"):
+        sizes = Sizes(**checkpoint.facts["sizes"])
+        model = trained_model(outcome.recipe, sizes, checkpoint.tensors)
+    return Run(directory, outcome, model, checkpoint.facts)
 
 
 def settings(recipe: Recipe) -> dict[str, str]:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from primal_attention.ops.gradients import is_transformed
+
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """The tokens [B, M, ...] of x [B, N, ...] at the positions index [B, M]."""
@@ -44,8 +46,16 @@ class Compaction(NamedTuple):
         x: Tensor, given: tuple[int, ...], there: Tensor, back: Tensor, shape: tuple[int, ...]
     ) -> Tensor:
         rows = x.reshape(-1, *x.shape[len(given) :])
-        moved: Tensor = _Moved.apply(rows, there, back)  # type: ignore[no-untyped-call]
+        # torch.compile takes no autograd.Function with a form for forward mode.
+        move = _gathered if is_transformed() else _Moved.apply
+        moved: Tensor = move(rows, there, back)
         return moved.reshape(*shape, *rows.shape[1:])
+
+
+def _gathered(rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
+    """The rows at their places, by operations of PyTorch alone."""
+    given = there.view(-1, *[1] * (rows.ndim - 1)) >= 0
+    return torch.where(given, rows.index_select(0, there.clamp(min=0)), 0.0)
 
 
 class _Moved(torch.autograd.Function):
@@ -55,24 +65,16 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
-        given = there.view(-1, *[1] * (rows.ndim - 1)) >= 0
-        return torch.where(given, rows.index_select(0, there.clamp(min=0)), 0.0)
+        return _gathered(rows, there, back)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         there, back = ctx.saved_tensors
         return _Moved.apply(gradients[0], back, there), None, None  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        there, back = ctx.saved_tensors
-        moved: Tensor = _Moved.apply(tangents[0], there, back)  # type: ignore[no-untyped-call]
-        return moved
 
 
 class Order(NamedTuple):

@@ -88,5 +88,9 @@ def num_real(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tokens:
-    """The sequences with their padding zeroed."""
+    """The sequences with their padding zeroed.
+
+    The mask is made contiguous: what ``torch.where`` gives may have the layout of its condition.
+    """
+    mask = None if mask is None else mask.contiguous()
     return Tokens(zero_padding(x, mask), mask)

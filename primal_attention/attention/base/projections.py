@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from primal_attention.ops.layer import takes as is_large
 from primal_attention.ops.linear import linear
+from primal_attention.precision import has_autocast
+
+_PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # others have arithmetic of their own
 
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether calling the module is a product with its weight and nothing else.
 
-    An adapter, a quantised or parametrized layer is another class; hooks and a replaced
-    ``forward``, by which weights are offloaded, must run.
+    Adapters, quantisation and parametrisation make another class of it, or its weight of another
+    kind; offloading replaces its ``forward``.
     """
-    return type(module) is nn.Linear and not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-        or nn.modules.module._has_any_global_hook()
+    plain = type(module) is nn.Linear and has_plain_call(module)
+    return plain and type(module.weight) in _PLAIN_TENSORS
+
+
+def has_plain_call(module: nn.Module) -> bool:
+    """Whether a call of the module is the forward pass of its class and nothing else."""
+    return (
+        not (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+        )
+        and "forward" not in module.__dict__
+        and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )
+
+
+def outputs_of(projection: nn.Module) -> Tensor:
+    """An empty tensor of the dtype of a projection, on the device where it runs."""
+    weight: Any = getattr(projection, "weight", None)
+    if not isinstance(weight, Tensor):  # a method after quantisation, none in a module of its own
+        tensors = (*projection.parameters(), *projection.buffers())
+        weight = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+    dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
+    hook = getattr(projection, "_hf_hook", None)  # accelerate, whose weights may be elsewhere
+    device = getattr(hook, "execution_device", None)
+    return torch.empty(0, dtype=dtype, device=weight.device if device is None else device)
 
 
 class Packed(NamedTuple):
@@ -58,6 +81,6 @@ def projected(x: Tensor, projection: nn.Module) -> Tensor:
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which autocast projects x; that of x without it."""
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+    if has_autocast(x.device) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype

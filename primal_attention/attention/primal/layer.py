@@ -18,6 +18,7 @@ from primal_attention.attention.base.masks import Tokens, check_inputs, real_tok
 from primal_attention.attention.base.projections import (
     autocast_dtype,
     is_plain,
+    outputs_of,
     packed,
     projected,
 )
@@ -204,7 +205,9 @@ class PrimalAttention(KSVDLayer):
         P = self.features.feature_dim
         side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
         key_features = P if self.features.normalised else 0
-        return PrimalState.first(self.q_proj.weight, batch_size, self.num_heads, side, key_features)
+        return PrimalState.first(
+            outputs_of(self.q_proj), batch_size, self.num_heads, side, key_features
+        )
 
     def prefill(
         self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
@@ -215,6 +218,11 @@ class PrimalAttention(KSVDLayer):
         if state is not None and state.num_tokens.shape[0] != x.shape[0]:
             raise ValueError(
                 f"state is of {state.num_tokens.shape[0]} sequences, x has {x.shape[0]}"
+            )
+        if self.weights == "static" and self.w_e.is_meta and not x.is_meta:
+            raise RuntimeError(
+                "prefill and step need w_e and w_r, which are offloaded and loaded by layer(x) "
+                "alone; keep them on a device, or generate without a cache (use_cache=False)"
             )
         tokens = self._tokens(x, token_mask)
         state = self.init_state(x.shape[0]) if state is None else state
@@ -234,6 +242,12 @@ class PrimalAttention(KSVDLayer):
             raise ValueError(
                 f"fold needs weights='static', got {self.weights!r}, which depend on the input"
             )
+        for name in ("q_proj", "k_proj", "score_proj", "out_proj"):
+            if not is_plain(getattr(self, name)):
+                raise ValueError(
+                    f"fold needs plain nn.Linear projections, but {name} is wrapped, replaced or "
+                    f"has hooks; merge adapters and remove hooks first"
+                )
         return fold_static(
             self.q_proj,
             self.k_proj,
@@ -380,6 +394,10 @@ class PrimalAttention(KSVDLayer):
 
     def _outputs(self, heads_out: Tensor, tokens: Tokens) -> Tensor:
         """Outputs [B, N, D] of the outputs of the heads [B, N, H, C]."""
+        unused = {"both": None, "e": "w_r", "r": "w_e"}[self.scores]
+        heads_out = self.with_zero_gradients(
+            heads_out, None if unused is None else getattr(self, unused, None)
+        )
         y = projected(heads_out.flatten(-2), self.out_proj)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 

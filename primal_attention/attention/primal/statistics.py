@@ -5,7 +5,8 @@ Letters: B batch, H heads, P feature dim, S directions, M landmarks.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import threading
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +72,11 @@ class KSVDStatistics(NamedTuple):
     with_gradients: bool  # taken with gradients enabled
     half: bool  # tokens of half precision are behind the sums
     num_tokens: int | None  # of all sequences and both sides, where nothing is masked
+    differentiated: bool = False  # by a backward pass that freed the graph; only values are left
+
+    def without_graph(self) -> KSVDStatistics:
+        """The values alone, once the graph of the pass is used up."""
+        return KSVDStatistics(*map(_detached, self))._replace(differentiated=True)
 
     @property
     def w_e_given_x(self) -> Tensor:
@@ -94,9 +100,7 @@ class KSVDStatistics(NamedTuple):
         trace = self.trace
         if trace is None:
             trace = (self.w_e_given_x * self.w_r_given_x).sum((-2, -1))
-        return mean_j(
-            self.sums.energies, trace, *rest, **options, num_tokens=self.num_tokens
-        )
+        return mean_j(self.sums.energies, trace, *rest, **options, num_tokens=self.num_tokens)
 
     @property
     def x_sampled(self) -> Tensor | None:
@@ -107,20 +111,104 @@ class KSVDStatistics(NamedTuple):
         return accumulate(rearrange(self.landmarks.rows(), "b m (h p) -> b h m p", h=H))
 
 
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if not isinstance(value, tuple):
+        return value
+    items = map(_detached, value)
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+class Passes:
+    """The training passes of one layer that one thread keeps."""
+
+    def __init__(self) -> None:
+        self.runs: list[KSVDStatistics] = []
+        self.blocks = 0  # how many blocks are open that keep all passes
+
+    def keep(self, run: KSVDStatistics) -> None:
+        """Keep a pass: the latest alone, or all that run inside a block."""
+        self.runs = [*self.runs, run] if self.blocks else [run]
+
+    def let_go(self, runs: list[KSVDStatistics]) -> None:
+        """Let go of the graph of these passes, where they are still those that are kept."""
+        if self.runs is runs:
+            self.runs = [run.without_graph() for run in runs]
+
+    def open_block(self) -> None:
+        """Keep all passes from here on; those from before the outermost block are let go."""
+        if not self.blocks:
+            self.runs = []
+        self.blocks += 1
+
+    def close_block(self) -> None:
+        """The end of a block, after which its passes stay kept until the layer next runs."""
+        self.blocks -= 1
+
+
+class _OfThread(threading.local):
+    """The passes of the calling thread.
+
+    They belong to a running graph: a copied or pickled layer starts without them.
+    """
+
+    def __init__(self) -> None:
+        self.passes = Passes()
+
+    def __reduce__(self) -> tuple[type[_OfThread], tuple[()]]:
+        return _OfThread, ()
+
+
+class _WithZeroGradients(torch.autograd.Function):
+    """The first tensor as it is, in whose graph the others stand with their derivative, zero."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(out: Tensor, *parameters: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.parameters = [(p.shape, p.dtype, p.device) for p in inputs[1:]]
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, ...]:
+        d_out = d_outputs[0]
+        zeros = (d_out.new_zeros(s, dtype=d, device=at) for s, d, at in ctx.parameters)
+        return d_out, *zeros
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return tangents[0].view_as(tangents[0])
+
+
 class KSVDLayer(nn.Module):
     """A layer with singular directions: it owns Lambda and keeps the statistics of training passes.
 
-    Lambda appears in the objectives alone, never in the outputs. The latest pass is kept; all of
-    them while ``keep_all_runs`` is set, which is for ``record_ksvd`` to do. A pass that activation
-    checkpointing repeats during the backward pass is no new one and is not kept.
+    Lambda acts on the objectives alone. The outputs of a training pass have it in their graph all
+    the same, with the gradient zero: optimisers, gradient clipping and distributed data parallelism
+    meet no parameter without a gradient. Each thread keeps its latest pass; all of them inside
+    ``record_ksvd``. A pass that activation checkpointing repeats during the backward pass is no new
+    one and is not kept.
     """
 
     def __init__(self, num_heads: int, num_directions: int) -> None:
         super().__init__()
         self.num_heads, self.num_directions = num_heads, num_directions
         self.raw_lambda = nn.Parameter(torch.empty(num_heads, num_directions))
-        self.ksvd_runs: list[KSVDStatistics] = []
-        self.keep_all_runs = False
+        self._of_thread = _OfThread()
+
+    @property
+    def ksvd_runs(self) -> list[KSVDStatistics]:
+        """The training passes that this thread has run and keeps."""
+        return self.passes.runs
+
+    @property
+    def passes(self) -> Passes:
+        """Those of this thread."""
+        return self._of_thread.passes
 
     @property
     def lambda_diag(self) -> Tensor:
@@ -144,12 +232,21 @@ class KSVDLayer(nn.Module):
         """Draw Lambda uniformly in (0, 1), as released."""
         self.lambda_diag = torch.rand_like(self.raw_lambda)
 
+    def with_zero_gradients(self, out: Tensor, *unused: Tensor | None) -> Tensor:
+        """The outputs of a training pass, in whose graph Lambda and other unused parameters are.
+
+        A compiled pass needs nothing: the statistics are outputs of its graph too.
+        """
+        if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+            return out
+        parameters = [p for p in (self.raw_lambda, *unused) if p is not None and p.requires_grad]
+        if not parameters:
+            return out
+        with_parameters: Tensor = _WithZeroGradients.apply(out, *parameters)  # type: ignore[no-untyped-call]
+        return with_parameters
+
     def record(self, statistics: KSVDStatistics) -> None:
         """Keep the statistics of the current forward pass."""
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return
-        self.ksvd_runs = [*self.ksvd_runs, statistics] if self.keep_all_runs else [statistics]
-
-    def __getstate__(self) -> dict[str, object]:
-        # Statistics belong to a running graph: a copied or pickled layer starts without them.
-        return {**self.__dict__, "ksvd_runs": [], "keep_all_runs": False}
+        self.passes.keep(statistics)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.causal import fused_mean, fused_scan
 from primal_attention.ops.causal.eager import MeanInputs, ScanInputs, mean_eager, scan_eager
 from primal_attention.ops.op import Backward, FusedOp
 from primal_attention.ops.triton.launch import PRECISION, padded
-from primal_attention.ops.triton.maps import MAPS
 
 
 class RunningMeanOp(FusedOp):
@@ -62,7 +62,7 @@ class ScanOp(FusedOp):
 
     def supports(self, given: ScanInputs) -> bool:
         """Whether the walks are made for these dtypes, sizes and maps."""
-        maps = MAPS.issuperset((given.map_q, given.map_k))
+        maps = has_fused_form(given.map_q) and has_fused_form(given.map_k)
         return maps and fused_scan.is_scannable(*given[:3])
 
     def empty(self, given: ScanInputs) -> Sequence[Tensor]:

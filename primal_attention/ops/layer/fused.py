@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.causal import fused_dual, fused_mean
 from primal_attention.ops.causal.fused_dual import Dual, DualGradients
 from primal_attention.ops.landmarks.fused import (
@@ -53,7 +54,6 @@ from primal_attention.ops.primal.fused_collapse import (
     supports_maps,
 )
 from primal_attention.ops.triton.launch import DOTS, PRODUCTS, Segments, float32, padded
-from primal_attention.ops.triton.maps import MAPS
 from primal_attention.precision import operand_dtype
 
 
@@ -72,9 +72,10 @@ class LayerOp(FusedOp):
         if given.c_e is None and given.c_r is None:
             return False
         same = x.dtype == weight.dtype and (shift is None or shift.dtype == x.dtype)
-        if not same or x.dtype not in DOTS or not MAPS.issuperset((given.map_q, given.map_k)):
+        if not same or x.dtype not in DOTS:
             return False
-        return _supports_sizes(given.nested())
+        maps = has_fused_form(given.map_q) and has_fused_form(given.map_k)
+        return maps and _supports_sizes(given.nested())
 
     def empty(self, given: FlatInputs) -> Sequence[Tensor]:
         """All outputs, unwritten."""

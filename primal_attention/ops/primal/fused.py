@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.op import Backward, FusedOp
 from primal_attention.ops.primal import fused_attend
 from primal_attention.ops.primal.collapsed import CollapsedInputs, collapsed_eager
@@ -17,7 +18,6 @@ from primal_attention.ops.primal.eager import MomentInputs, moment_eager
 from primal_attention.ops.primal.fused_attend import Attended, InputGradients, OutputGradients
 from primal_attention.ops.primal.fused_moment import Rows, add_moments, pull_back_moment
 from primal_attention.ops.triton.launch import DOTS, padded
-from primal_attention.ops.triton.maps import MAPS
 
 
 class PrimalOp(FusedOp):
@@ -32,7 +32,7 @@ class PrimalOp(FusedOp):
     def supports(self, given: CollapsedInputs) -> bool:
         """Whether the passes are made for these dtypes, sizes and maps."""
         q, k = given.q, given.k
-        maps = MAPS.issuperset((given.map_q, given.map_k))
+        maps = has_fused_form(given.map_q) and has_fused_form(given.map_k)
         same = q.dtype == k.dtype and q.shape == k.shape
         return maps and same and q.dtype in DOTS and Attended(*given).width <= 256
 
@@ -70,7 +70,7 @@ class MomentOp(FusedOp):
         z, values = given.z, given.values
         sizes = padded(z.shape[-1]) <= 256 and 0 < values.shape[-1] <= 256
         same = z.dtype == values.dtype and z.dtype in DOTS
-        return same and sizes and given.feature_map in MAPS
+        return same and sizes and has_fused_form(given.feature_map)
 
     def forward(self, given: MomentInputs, *, keep: bool) -> Sequence[Tensor]:
         """The moment [B, H, P, S]."""

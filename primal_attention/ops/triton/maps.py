@@ -9,7 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-MAPS = frozenset(("cosine", "elu", "relu", "identity"))  # that have device code
 _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
 
 

@@ -41,6 +41,6 @@ class Host(ABC):
         """Whether it attends to another sequence than its own."""
         return False
 
-    def settings(self, ancestors: list[nn.Module]) -> list[Change]:
+    def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[Change]:
         """Attributes of modules above the attention that must change, with their new values."""
         return []

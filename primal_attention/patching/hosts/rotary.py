@@ -8,10 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 from einops import rearrange
 from torch import Tensor, nn
 
+from primal_attention.patching.hosts.rotation import running_rotation
 from primal_attention.patching.hosts.transformers_attention import TransformersAttention
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "q_global", "k_global", "v_global")
@@ -29,6 +31,10 @@ class HeadProjection:
         weight: Tensor = self.owner.get_submodule("q_proj").weight  # type: ignore[assignment]
         return weight
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeadProjection:
+        """Of the copy of the owner where it is copied too; else of the owner itself."""
+        return HeadProjection(memo.get(id(self.owner), self.owner), self.name)
+
     def __call__(self, x: Tensor) -> Tensor:
         """The projected tokens [B, N, H C]."""
         return self.owner.project(self.name, x)
@@ -43,6 +49,8 @@ class RotaryAttention(TransformersAttention):
     def __init__(self, mechanism: nn.Module, module: nn.Module):
         super().__init__(mechanism, module.layer_idx)  # type: ignore[arg-type]
         self.num_heads, self.head_dim = int(mechanism.num_heads), int(mechanism.head_dim)  # type: ignore[arg-type]
+        keys: Any = module.get_submodule("k_proj")
+        self.num_key_heads = int(keys.out_features) // self.head_dim
         code = sys.modules[type(module).__module__]
         self._rotate: Callable[..., tuple[Tensor, Tensor]] = code.apply_rotary_pos_emb
         for name in ("q_norm", "k_norm"):
@@ -65,7 +73,8 @@ class RotaryAttention(TransformersAttention):
         if not name.startswith("v"):
             norm = f"{name[0]}_norm"
             z = getattr(self, norm)(z) if hasattr(self, norm) else z
-            assert self.positions is not None
-            z, _ = self._rotate(z, z[:, :0], *self.positions)
+            rotation = running_rotation()
+            assert rotation is not None
+            z, _ = self._rotate(z, z[:, :0], *rotation)
         z = z.repeat_interleave(self.num_heads // z.shape[1], dim=1)
         return rearrange(z, "b h n c -> b n (h c)")

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from primal_attention.patching.adapter import PatchedAttention
+from primal_attention.patching.adapter import Change, PatchedAttention
 from primal_attention.patching.hosts.host import Host
+from primal_attention.patching.hosts.parallel_plan import plans_without
 from primal_attention.patching.hosts.rotary import RotaryAttention
 from primal_attention.patching.hosts.transformers_attention import TransformersAttention
 from primal_attention.patching.parts import Affine, Parts, score_factor
@@ -56,6 +57,10 @@ class SeparateProjections(Host):
     def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
         """The adapter of the family."""
         return self.adapter.of(module, mechanism)
+
+    def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[Change]:
+        """No plan for the projections of the host."""
+        return plans_without(module, ancestors)
 
 
 class AlbertAttention(TransformersAttention):

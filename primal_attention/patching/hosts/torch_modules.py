@@ -51,7 +51,7 @@ class TorchModules(Host):
         """The signature of multi-head attention."""
         return TorchAttention(mechanism, batch_first=bool(module.batch_first))
 
-    def settings(self, ancestors: list[nn.Module]) -> list[Change]:
+    def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[Change]:
         """No nested tensors: the encoder would pass them to its layers in evaluation."""
         encoders = [each for each in ancestors if isinstance(each, nn.TransformerEncoder)]
         return [Change(encoder, "use_nested_tensor", False) for encoder in encoders]

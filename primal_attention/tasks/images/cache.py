@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.array_files import ArrayFile, open_arrays, write_arrays
+from primal_attention.foreign_files import reading
 from primal_attention.tasks.images.decoding import check_pictures
 from primal_attention.tasks.images.folders import Encoded, PictureSet
-from primal_attention.tasks.lra.cache import write_arrays
-from primal_attention.tasks.prepared import WRONG_FILE
 
 FORMAT = "primal-attention images, version 1"
 PARTS = ("train", "test")
@@ -39,18 +39,14 @@ def read_prepared(path: Path) -> PictureSet:
     Raises:
         ValueError: Naming the file, what is wrong with it and what to do.
     """
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if (found := str(stored["format"])) != FORMAT:
-                raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
-            arrays = {name: stored[name] for name in stored.files}
+    remedy = (
+        f"delete it, and write it anew with prepare_images({path.stem!r}, <folder of its pictures>)"
+    )
+    with reading(path, "a whole prepared set of pictures", remedy), open_arrays(path) as arrays:
+        if (found := arrays.text("format")) != FORMAT:
+            raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
         classes = tuple(arrays["classes"].tobytes().decode().split("\n"))
         return PictureSet(classes, *(_unpacked(path, part, arrays, len(classes)) for part in PARTS))
-    except WRONG_FILE as error:
-        raise ValueError(
-            f"{path} is not a whole prepared set of pictures ({error}); delete it, and write it "
-            f"anew with prepare_images({path.stem!r}, <folder of its pictures>)"
-        ) from error
 
 
 def _packed(encoded: Encoded) -> dict[str, NDArray[Any]]:
@@ -69,9 +65,12 @@ def _packed(encoded: Encoded) -> dict[str, NDArray[Any]]:
     return {"bytes": blob, "ends": ends, "labels": encoded.labels.astype(np.int32)}
 
 
-def _unpacked(path: Path, part: str, arrays: dict[str, NDArray[Any]], num_classes: int) -> Encoded:
+def _unpacked(path: Path, part: str, arrays: ArrayFile, num_classes: int) -> Encoded:
     """The pictures of one part; the arrays have to fit each other."""
     blob, ends, labels = (arrays[f"{part}_{key}"] for key in ("bytes", "ends", "labels"))
+    kinds = [each.dtype.name for each in (blob, ends, labels)]
+    if kinds != ["uint8", "int64", "int32"] or {blob.ndim, ends.ndim, labels.ndim} != {1}:
+        raise ValueError(f"its arrays of {part} are of other types")
     sizes = np.diff(ends, prepend=0)
     if len(labels) != len(ends) or sizes.min() < 0 or ends[-1] != len(blob):
         raise ValueError(f"its pictures of {part} do not fit their number")

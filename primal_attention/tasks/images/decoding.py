@@ -15,9 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from primal_attention.foreign_files import reading
 from primal_attention.tasks.images.boxes import relative_boxes
 from primal_attention.tasks.images.folders import Encoded
 
+FORMATS = ("JPEG", "PNG", "WEBP")
+MOST_PIXELS = 2**26  # of a picture; the largest of ImageNet has 61 million
 _SHARE = 32  # pictures that a thread takes at a time
 
 
@@ -72,13 +75,14 @@ def _in_threads(work: Callable[[int], object], count: int) -> None:
 def _opened(encoded: Encoded, place: int) -> Any:
     """A picture in colour."""
     data = encoded.read(place)
-    try:
-        with _pillow().open(io.BytesIO(data)) as image:
-            return image.convert("RGB")
-    except Exception as error:  # whatever the reader of a format stumbles over
-        raise ValueError(
-            f"{encoded.name(place)} is not a whole picture ({error}); get it anew, or remove it"
-        ) from error
+    name, remedy = encoded.name(place), "get it anew, or remove it"
+    with (
+        reading(name, "a whole picture", remedy),
+        _pillow().open(io.BytesIO(data), formats=FORMATS) as image,
+    ):
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"it has {image.width} x {image.height} pixels, more than 2^26")
+        return image.convert("RGB")
 
 
 def _central(size: tuple[int, int], centre: float) -> tuple[float, float, float, float]:

@@ -15,8 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.foreign_files import is_plain_name, read_bytes, read_text
+
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 CLASSES, ANNOTATIONS = "classes.txt", "val_annotations.txt"
+MOST = 2**28  # bytes of a picture or of a list
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +81,8 @@ def _test_folder(folder: Path) -> Path:
 
 def _read_classes(path: Path) -> list[str]:
     """The first word of each line."""
-    lines = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
-    classes = sorted({line[0] for line in lines if line})
+    lines = (line.split() for line in read_text(path, MOST).splitlines())
+    classes = sorted({_plain(path, line[0]) for line in lines if line})
     if not classes:
         raise ValueError(f"{path} names no class; write one a line, or remove it")
     return classes
@@ -98,18 +101,28 @@ def _pictures(folder: Path) -> list[Path]:
 def _annotated(path: Path) -> dict[str, list[Path]]:
     """The pictures of each class that a list of them names: file, class and a box on each line."""
     found: dict[str, list[Path]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path, MOST).splitlines(), 1):
         words = line.split()
         if len(words) < 2:
             raise ValueError(
-                f"{path}, line {number}: a picture and its class expected, got {line!r}"
+                f"{path}, line {number}: a picture and its class expected, got {line[:60]!r}"
             )
-        found.setdefault(words[1], []).append(path.parent / "images" / words[0])
+        place = path.parent / "images" / _plain(path, words[0])
+        found.setdefault(words[1], []).append(place)
     return found
+
+
+def _plain(path: Path, name: str) -> str:
+    """A name that a list gives, which stays in its folder."""
+    if not is_plain_name(name):
+        raise ValueError(
+            f"{path} names {name[:60]!r}, which is no name in its folder; mend the list"
+        )
+    return name
 
 
 def _encoded(files: Sequence[Sequence[Path]]) -> Encoded:
     """Pictures from the files of each class."""
     paths = [path for each in files for path in each]
     labels = np.repeat(np.arange(len(files)), [len(each) for each in files])
-    return Encoded(lambda i: paths[i].read_bytes(), lambda i: str(paths[i]), labels)
+    return Encoded(lambda i: read_bytes(paths[i], MOST), lambda i: str(paths[i]), labels)

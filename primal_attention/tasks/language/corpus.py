@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.foreign_files import file_size
+
 EOS, UNK = "<eos>", "<unk>"
 PARTS = ("train", "valid", "test")
 FILES = tuple(f"wiki.{part}.tokens" for part in PARTS)
@@ -73,6 +75,7 @@ def _read_ids(path: Path, numbers: Mapping[str, int]) -> Ids:
 def _words(path: Path) -> Iterator[str]:
     """The words of a file, one line after the other."""
     some = False
+    file_size(path)
     with path.open(encoding="utf-8", newline="\n") as lines:
         for line in _decoded(path, lines):
             if not line.endswith("\n"):

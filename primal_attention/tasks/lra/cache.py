@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.tasks.prepared import WRONG_FILE
-from primal_attention.whole_files import replacing
+from primal_attention.array_files import open_arrays, write_arrays
+from primal_attention.foreign_files import reading
 
 FORMAT = "primal-attention lra, version 1"
 
@@ -46,6 +45,8 @@ class Prepared:
 
     def __post_init__(self) -> None:
         """The arrays fit each other."""
+        if not all(type(size) is int and size >= 0 for size in self.sizes):
+            raise ValueError(f"sizes must be numbers of cases, got {self.sizes}")
         num_cases = sum(self.sizes)
         if self.tokens.ndim != 2 or self.tokens.dtype != np.uint8:
             raise ValueError(f"tokens must be uint8 [sequences, tokens], got {self.tokens.shape}")
@@ -55,6 +56,13 @@ class Prepared:
             raise ValueError(f"{len(self.tokens)} sequences for {num_cases} cases")
         if self.pairs is not None and self.pairs.shape != (num_cases, 2):
             raise ValueError(f"pairs must be [{num_cases}, 2], got {self.pairs.shape}")
+        if self.pairs is not None and num_cases:
+            if self.pairs.dtype != np.int32 or self.pairs.min() < 0:
+                raise ValueError("pairs must be int32, and none negative")
+            if self.pairs.max() >= len(self.tokens):
+                raise ValueError(
+                    f"pairs has sequence {self.pairs.max()}, there are {len(self.tokens)}"
+                )
 
     def checksum(self) -> str:
         """The SHA-256 of all arrays and facts."""
@@ -86,53 +94,34 @@ def write_prepared(path: Path, prepared: Prepared) -> None:
     write_arrays(path, arrays)
 
 
-def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """Write arrays to an ``.npz`` that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as incoming, incoming.open("wb") as file:
-        np.savez(file, **arrays)
-
-
 def read_prepared(path: Path, task: str) -> Prepared:
     """The task of a file; its tokens stay in the file until they are needed.
 
     Raises:
         ValueError: Naming the file, what is wrong with it and what to do.
     """
-    try:
+    remedy = f"delete it, and write it anew with prepare_lra({task!r}, ...)"
+    with reading(path, f"a whole prepared file of {task!r}", remedy):
         prepared, told = _read(path)
         if prepared.task != task:
             raise ValueError(f"it holds the task {prepared.task!r}")
         if (found := prepared.checksum()) != told:
             raise ValueError(f"its checksum is {found[:12]}…, not {told[:12]}… as it says")
-    except WRONG_FILE as error:
-        raise ValueError(
-            f"{path} is not a whole prepared file of {task!r} ({error}); delete it, and write it "
-            f"anew with prepare_lra({task!r}, ...)"
-        ) from error
     return prepared
 
 
 def _read(path: Path) -> tuple[Prepared, str]:
     """What a file holds, and the checksum it was written with."""
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        about = json.loads(str(arrays["about"]))
+    with open_arrays(path) as arrays:
+        about = json.loads(arrays.text("about"))
         if (found := about.get("format")) != FORMAT:
             raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
-        targets = arrays["targets"]
-        pairs = arrays.get("pairs")
-    sizes, tokens = PartSizes(*about["sizes"]), _mapped(path, "tokens", tuple(about["shape"]))
-    prepared = Prepared(about["task"], sizes, tokens, targets, pairs, about["facts"])
+        prepared = Prepared(
+            about["task"],
+            PartSizes(*about["sizes"]),
+            arrays.mapped("tokens"),
+            arrays["targets"],
+            arrays.get("pairs"),
+            about["facts"],
+        )
     return prepared, about["sha256"]
-
-
-def _mapped(path: Path, name: str, shape: tuple[int, int]) -> NDArray[np.uint8]:
-    """An array of an uncompressed ``.npz``, mapped into memory; changes are not written back."""
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        member = archive.getinfo(f"{name}.npy")
-        if member.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"{name} is compressed")
-        file.seek(member.header_offset + 26)  # to the lengths of the two last fields of its head
-        lengths = np.frombuffer(file.read(4), dtype="<u2")
-        end = file.tell() + int(lengths.sum()) + member.file_size
-        return np.memmap(file, np.uint8, mode="c", offset=end - shape[0] * shape[1], shape=shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,10 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.tasks.lra.cache import write_arrays
-from primal_attention.tasks.prepared import WRONG_FILE
+from primal_attention.array_files import open_arrays, write_arrays
+from primal_attention.foreign_files import reading
 
 Arrays: TypeAlias = Sequence[NDArray[Any]]
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
 
@@ -29,6 +31,7 @@ def made_in_chunks(
     num_chunks: int,
     folder: Path,
     *,
+    shapes: Shapes,
     workers: int = 1,
     progress: Progress = no_progress,
 ) -> Iterator[list[NDArray[Any]]]:
@@ -38,6 +41,7 @@ def made_in_chunks(
         make: Of the index of a chunk; it can be pickled, and depends on nothing else.
         num_chunks: How many to make.
         folder: Where chunks are kept; what is there already is not made again.
+        shapes: Of the arrays of a chunk, which are uint8.
         workers: Processes; 1 for none but this one.
         progress: Called after every chunk.
     """
@@ -49,7 +53,7 @@ def made_in_chunks(
     progress(done, num_chunks)
     for _ in _all_made(make, missing, paths, min(workers, len(missing))):
         progress(done := done + 1, num_chunks)
-    return map(_chunk, paths)
+    return map(partial(_chunk, shapes), paths)
 
 
 def _all_made(
@@ -87,9 +91,11 @@ def _make(make: Callable[[int], Arrays], index: int, path: Path) -> None:
     write_arrays(path, {str(i): array for i, array in enumerate(make(index))})
 
 
-def _chunk(path: Path) -> list[NDArray[Any]]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return [arrays[str(i)] for i in range(len(arrays.files))]
-    except WRONG_FILE as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it and try again") from error
+def _chunk(shapes: Shapes, path: Path) -> list[NDArray[Any]]:
+    """The arrays of a chunk that was written."""
+    with reading(path, "a whole chunk", "delete it and try again"), open_arrays(path) as arrays:
+        found = [arrays[str(i)] for i in range(len(shapes))]
+        kinds = {each.dtype for each in found}
+        if [each.shape for each in found] != list(shapes) or kinds != {np.dtype(np.uint8)}:
+            raise ValueError(f"its arrays are not uint8 {list(shapes)}")
+        return found

@@ -7,18 +7,20 @@ x_test, y_test), all in the same order.
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.array_files import open_arrays
+from primal_attention.foreign_files import read_bytes, reading
 from primal_attention.tasks.lra.cache import PartSizes, Prepared
-from primal_attention.tasks.prepared import WRONG_FILE
+from primal_attention.tasks.lra.cifar_batches import Array, read_batch
 
 BINARY, PYTHON, GREY = "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10_grey.npz"
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+MOST = 2**26  # bytes of a file of one batch; a batch of 10,000 images takes 31 million
 VALID = 0.1  # the last tenth of the training images
 CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
@@ -61,66 +63,46 @@ def _joined(parts: list[Pictures]) -> Pictures:
 
 def _read_binary(path: Path) -> Pictures:
     """A file of 3,073 bytes an image: its class, then its colours."""
-    content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    content = np.frombuffer(read_bytes(path, MOST), dtype=np.uint8)
     if not len(content) or len(content) % 3073:
-        raise ValueError(f"{path} has {len(content)} bytes, not a multiple of 3,073")
+        raise ValueError(
+            f"{path} has {len(content)} bytes, not a multiple of 3,073; get the whole file anew"
+        )
     rows = content.reshape(-1, 3073)
     return _checked(path, grey(rows[:, 1:]), rows[:, 0])
 
 
 def _read_python(path: Path) -> Pictures:
-    """A pickled dictionary with ``data`` [B, 3072] and ``labels``."""
-    try:
-        with path.open("rb") as file:
-            batch = ArrayUnpickler(file, encoding="latin1").load()
-        data, labels = np.asarray(batch["data"]), np.asarray(batch["labels"])
-    except (*WRONG_FILE, pickle.UnpicklingError, AttributeError, MemoryError) as error:
-        raise ValueError(f"{path} is not a batch of CIFAR-10 ({error})") from error
-    if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        raise ValueError(
-            f"{path}: data must be uint8 [images, 3072], got {data.dtype} {data.shape}"
-        )
-    return _checked(path, grey(data), labels)
+    """A dictionary with ``data`` [B, 3072] and ``labels``."""
+    with reading(path, "a batch of CIFAR-10", "get the whole file anew, or cifar-10-binary.tar.gz"):
+        batch = read_batch(read_bytes(path, MOST))
+        data, labels = batch.get("data"), batch.get("labels")
+        if not isinstance(data, Array) or data.values is None:
+            raise ValueError("it has no array data")
+        if data.values.ndim != 2 or data.values.shape[1] != 3072:
+            raise ValueError(f"data must be uint8 [images, 3072], got {list(data.values.shape)}")
+        if not isinstance(labels, list) or not all(type(each) is int for each in labels):
+            raise ValueError("it has no list of labels")
+        return _checked(path, grey(data.values), np.array(labels))
 
 
 def _read_grey(path: Path) -> tuple[Pictures, Pictures]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            parts = [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")]
-    except WRONG_FILE as error:
-        raise ValueError(f"{path} has not x_train, y_train, x_test and y_test ({error})") from error
-    for x, _ in parts:
-        if x.dtype != np.uint8 or x.shape[1:] != (32, 32):
-            raise ValueError(f"{path}: images must be uint8 [B, 32, 32], got {x.dtype} {x.shape}")
-    train, test = (_checked(path, x.reshape(-1, 1024), y) for x, y in parts)
+    kind = "a file of grey images with x_train, y_train, x_test and y_test"
+    with reading(path, kind, "get the whole file anew"), open_arrays(path) as arrays:
+        parts = [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")]
+        for x, y in parts:
+            if x.dtype != np.uint8 or x.shape[1:] != (32, 32) or y.dtype.kind not in "iu":
+                raise ValueError(
+                    f"images must be uint8 [B, 32, 32] with whole numbers, got {x.dtype} {x.shape} "
+                    f"with {y.dtype}"
+                )
+        train, test = (_checked(path, x.reshape(-1, 1024), y) for x, y in parts)
     return train, test
 
 
 def _checked(path: Path, pixels: NDArray[np.uint8], classes: NDArray[Any]) -> Pictures:
     """As many classes as images, from 0 to 9."""
-    if classes.shape != (len(pixels),) or not np.isin(classes, range(len(CLASSES))).all():
-        raise ValueError(f"{path}: expected {len(pixels)} classes from 0 to 9")
+    found = classes.shape == (len(pixels),) and len(pixels) > 0
+    if not found or not ((classes >= 0) & (classes < len(CLASSES))).all():
+        raise ValueError(f"{path}: expected {len(pixels)} classes from 0 to 9; get the file anew")
     return Pictures(pixels, classes.astype(np.uint8))
-
-
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # how numpy rebuilds an array
-_ALLOWED = {
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _RECONSTRUCT for core in ("core", "_core")},
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # bytes, in older pickles
-}
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Reads dictionaries, lists, numbers, strings and arrays.
-
-    A pickle names functions to be called on loading; one from a stranger may name any. None but
-    those that rebuild an array is called here.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        """What stands for a name in the pickle."""
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it calls {module}.{name}, which is no part of an array")
-        return _ALLOWED[module, name]

@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from primal_attention.foreign_files import read_bytes
 from primal_attention.tasks.lra.byte_tokens import byte_tokens
 from primal_attention.tasks.lra.cache import PartSizes, Prepared
 
 LABELS = ("neg", "pos")
+MOST = 2**20  # bytes of a review; the longest have 14 thousand
 
 
 class Review(NamedTuple):
@@ -34,7 +36,10 @@ def reviews(folder: Path, part: str) -> Iterator[Review]:
         if not files:
             raise FileNotFoundError(f"{folder / part / name} has no reviews (<id>_<rating>.txt)")
         for number, path in sorted(files.items()):
-            yield Review(path.read_bytes(), label, number)
+            text = read_bytes(path, MOST)
+            if 255 in text:
+                raise ValueError(f"{path} is no text in UTF-8, it has byte 255; get it anew")
+            yield Review(text, label, number)
 
 
 def _number(path: Path) -> int:

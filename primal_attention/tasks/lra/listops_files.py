@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.foreign_files import file_size, reading
 from primal_attention.tasks.lra.cache import PartSizes, Prepared
 from primal_attention.tasks.lra.chunks import Progress, made_in_chunks, no_progress
 from primal_attention.tasks.lra.listops import (
@@ -29,6 +30,7 @@ from primal_attention.tasks.lra.listops import (
 FILES = ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv")
 SIZES = PartSizes(96_000, 2_000, 2_000)
 CHUNK = 1_000
+MOST = 200_000  # trees of a file, of 2 KiB each; the largest of the arena has 96,000
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS, start=1)} | {"X": len(SYMBOLS)}
 
 
@@ -51,9 +53,12 @@ def generate_listops(
     """
     settings, num = ListOpsSettings(), sum(sizes)
     make = partial(_chunk, settings, seed)
+    shapes = (CHUNK, NUM_TOKENS), (CHUNK,)
     num_chunks = -(-num // CHUNK)
     while True:
-        chunks = made_in_chunks(make, num_chunks, folder, workers=workers, progress=progress)
+        chunks = made_in_chunks(
+            make, num_chunks, folder, shapes=shapes, workers=workers, progress=progress
+        )
         trees = _different(Trees(*chunk) for chunk in chunks)
         if len(trees.values) >= num:
             break
@@ -88,27 +93,36 @@ def _read_tsv(path: Path) -> Trees:
     """The trees of one file; what is longer than 2,000 symbols is cut."""
     rows: list[NDArray[np.uint8]] = []
     values: list[int] = []
-    with path.open(encoding="utf-8") as file:
-        if (head := file.readline().split()) != ["Source", "Target"]:
-            raise ValueError(f"{path}: the first line must be Source, Target, got {head[:5]}")
+    file_size(path)
+    with (
+        reading(path, "a file of ListOps", "get the whole file anew"),
+        path.open(encoding="utf-8") as file,
+    ):
+        if (head := file.readline(100).split()) != ["Source", "Target"]:
+            raise ValueError(f"the first line must be Source, Target, got {head[:5]}")
         for number, line in enumerate(file, start=2):
-            try:
-                source, value = line.rstrip("\r\n").split("\t")
-                rows.append(_tokens(source))
-                values.append(_digit(value))
-            except (ValueError, KeyError) as error:
-                raise ValueError(f"{path}, line {number}: {error!r}") from error
+            if len(rows) == MOST:
+                raise ValueError(f"it has more than {MOST} trees")
+            columns = line.rstrip("\r\n").split("\t")
+            if len(columns) != 2:
+                raise ValueError(f"line {number} has {len(columns)} columns, not Source and Target")
+            rows.append(_tokens(columns[0], number))
+            values.append(_digit(columns[1], number))
+        if not rows:
+            raise ValueError("it has no tree")
     return Trees(np.stack(rows), np.array(values, dtype=np.uint8))
 
 
-def _tokens(source: str) -> NDArray[np.uint8]:
+def _tokens(source: str, line: int) -> NDArray[np.uint8]:
     """The ids of a text, padded."""
-    symbols = source.replace("(", " ").replace(")", " ").split()
-    ids = [IDS[symbol] for symbol in symbols[:LONGEST]]
+    symbols = source.replace("(", " ").replace(")", " ").split(maxsplit=LONGEST)[:LONGEST]
+    if unknown := [symbol for symbol in symbols if symbol not in IDS]:
+        raise ValueError(f"line {line} has {unknown[0][:20]!r}, which is no symbol of ListOps")
+    ids = [IDS[symbol] for symbol in symbols]
     return np.array(ids + [0] * (NUM_TOKENS - len(ids)), dtype=np.uint8)
 
 
-def _digit(value: str) -> int:
+def _digit(value: str, line: int) -> int:
     if value not in tuple("0123456789"):
-        raise ValueError(f"Target must be a digit, got {value!r}")
+        raise ValueError(f"line {line}: Target must be a digit, got {value[:20]!r}")
     return int(value)

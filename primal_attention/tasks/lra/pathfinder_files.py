@@ -11,11 +11,13 @@ import io
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.array_files import read_array
+from primal_attention.foreign_files import read_bytes, reading
 from primal_attention.tasks.lra.cache import PartSizes, Prepared
 from primal_attention.tasks.lra.chunks import Arrays, Progress, made_in_chunks, no_progress
 from primal_attention.tasks.lra.pathfinder import draw_images
@@ -23,6 +25,7 @@ from primal_attention.tasks.lra.pathfinder_settings import PATHFINDERS, Pathfind
 
 SIZES = PartSizes(160_000, 20_000, 20_000)
 CHUNK = 500
+MOST = 2**24  # bytes of an image or of a list of a thousand
 
 
 def generate_pathfinder(
@@ -46,7 +49,10 @@ def generate_pathfinder(
     """
     settings, num = PATHFINDERS[name], sum(sizes)
     make = partial(_chunk, settings, seed, CHUNK)
-    chunks = made_in_chunks(make, -(-num // CHUNK), folder, workers=workers, progress=progress)
+    shapes = (CHUNK, settings.size**2), (CHUNK,)
+    chunks = made_in_chunks(
+        make, -(-num // CHUNK), folder, shapes=shapes, workers=workers, progress=progress
+    )
     tokens = np.empty((num, settings.size**2), dtype=np.uint8)
     labels = np.empty(num, dtype=np.uint8)
     for i, (some_tokens, some_labels) in enumerate(chunks):
@@ -83,9 +89,11 @@ def read_pathfinder(name: str, folder: Path, *, seed: int = 0) -> Prepared:
     images: list[NDArray[np.uint8]] = []
     labels: list[int] = []
     for path, label in (case for each in lists for case in _listed(folder, each)):
-        if content := path.read_bytes():
+        if content := read_bytes(path, MOST):
             images.append(_pixels(path, content, PATHFINDERS[name].size))
             labels.append(label)
+    if not images:
+        raise ValueError(f"{folder} has no image that is not empty; get the whole archive anew")
     order = np.random.default_rng(seed).permutation(len(labels))
     train, upto = int(0.8 * len(labels)), int(0.9 * len(labels))
     sizes = PartSizes(train, upto - train, len(labels) - upto)
@@ -98,22 +106,31 @@ def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, int]]:
     """The file and the label of each image of a list."""
     for number, row in enumerate(_rows(path), start=1):
         if len(row) < 4 or row[3] not in ("0", "1"):
+            found = str(row[:4])[:100]
             raise ValueError(
-                f"{path}, line {number}: expected folder, file, number, label 0 or 1, got {row[:4]}"
+                f"{path}, line {number}: expected folder, file, number, label 0 or 1, got {found}"
             )
-        yield folder / row[0] / row[1], int(row[3])
+        name = PurePosixPath(row[0], row[1])
+        if name.is_absolute() or ".." in name.parts or "\0" in str(name):
+            raise ValueError(
+                f"{path}, line {number}: {str(name)[:100]!r} is outside of the folder; "
+                "get the whole archive anew"
+            )
+        yield folder / name, int(row[3])
 
 
 def _rows(path: Path) -> list[list[str]]:
     """The rows of a list: plain text in the release, an array where the generator wrote it."""
-    content = path.read_bytes()
-    if content.startswith(b"\x93NUMPY"):
-        rows: list[list[str]] = np.load(io.BytesIO(content), allow_pickle=False).tolist()
+    kind = "a list of images, neither as text nor as an array"
+    with reading(path, kind, "get the whole archive anew"):
+        content = read_bytes(path, MOST)
+        if not content.startswith(b"\x93NUMPY"):
+            return [line.split() for line in content.decode().splitlines() if line.strip()]
+        array = read_array(path)
+        if array.dtype.kind != "U" or array.ndim != 2:
+            raise ValueError(f"it holds {array.dtype} {array.shape}, no rows of texts")
+        rows: list[list[str]] = array.tolist()
         return rows
-    try:
-        return [line.split() for line in content.decode().splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is neither text nor an array of strings") from error
 
 
 def _pixels(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:
@@ -122,10 +139,10 @@ def _pixels(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:
         from PIL import Image
     except ImportError as error:
         raise ImportError("to read PNG files, pip install 'primal-attention[train]'") from error
-    try:
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-            if image.size != (size, size):
-                raise ValueError(f"it has {image.size} pixels, not ({size}, {size})")
-            return np.asarray(image.convert("L"), dtype=np.uint8).ravel()
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} is not a whole image ({error})") from error
+    with (
+        reading(path, "a whole image", "get it anew"),
+        Image.open(io.BytesIO(content), formats=["PNG"]) as image,
+    ):
+        if image.size != (size, size):
+            raise ValueError(f"it has {image.size} pixels, not ({size}, {size})")
+        return np.asarray(image.convert("L"), dtype=np.uint8).ravel()

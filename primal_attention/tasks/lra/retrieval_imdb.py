@@ -12,11 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.foreign_files import read_text, reading
 from primal_attention.tasks.lra.byte_tokens import byte_tokens
 from primal_attention.tasks.lra.cache import PartSizes, Prepared
 from primal_attention.tasks.lra.imdb import LABELS, reviews
 
 SIZES = PartSizes(40_000, 5_000, 5_000)
+MOST = 2**26  # bytes of a list of films; those of IMDb have 0.7 million
 VALID_FILMS = 0.12  # of those of the training part
 
 Ints = NDArray[np.int64]
@@ -42,7 +44,8 @@ def read_retrieval_imdb(folder: Path, *, sizes: PartSizes = SIZES, seed: int = 0
     train, valid = _films_apart(train, rng)
     parts = (train, valid, test)
     first_rows = np.cumsum([0, len(train), len(valid)])
-    drawn = [_pairs(part, size, rng) for part, size in zip(parts, sizes, strict=True)]
+    with reading(folder, "enough to draw pairs from", "get it whole, or ask for smaller sizes"):
+        drawn = [_pairs(part, size, rng) for part, size in zip(parts, sizes, strict=True)]
     pairs = np.concatenate([each + row for (each, _), row in zip(drawn, first_rows, strict=True)])
     used, pairs = np.unique(pairs, return_inverse=True)
     texts = [review.text for part in parts for review in part]
@@ -58,10 +61,7 @@ def read_retrieval_imdb(folder: Path, *, sizes: PartSizes = SIZES, seed: int = 0
 
 def _filmed(folder: Path, part: str) -> list[Filmed]:
     """The reviews of a part with their films."""
-    films = [
-        (folder / part / f"urls_{label}.txt").read_text(encoding="utf-8").split()
-        for label in LABELS
-    ]
+    films = [read_text(folder / part / f"urls_{label}.txt", MOST).split() for label in LABELS]
     found = []
     for text, label, number in reviews(folder, part):
         if number >= len(films[label]):

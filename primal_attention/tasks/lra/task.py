@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from primal_attention.foreign_files import reading
 from primal_attention.tasks.lra.cache import Prepared
 from primal_attention.tasks.lra.image import CLASSES
 from primal_attention.tasks.lra.pathfinder_settings import PATHFINDERS
 from primal_attention.tasks.lra.protocol import LRA_PROTOCOLS, LraProtocol
-from primal_attention.tasks.lra.sources import load_lra
+from primal_attention.tasks.lra.sources import find_lra, load_lra
 from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.task import CLASSIFICATION, Cases, Sizes, Task
 
@@ -54,6 +55,9 @@ def lra_task(
         known = ", ".join(LRA_PROTOCOLS)
         raise ValueError(f"protocol must be one of {known}, got {protocol!r}")
     rules, prepared = LRA_PROTOCOLS[protocol], load_lra(name, folder)
+    vocab_size = LISTOPS_VOCAB_SIZE if name == "listops" else VOCAB_SIZE
+    with reading(str(find_lra(name, folder)), f"a file of {name!r}", "make or get it anew"):
+        _check_symbols(prepared, len(LABELS[name]), vocab_size)
     train, valid, test = _parts(prepared, rules, seed)
     test_cases = _cases(prepared, test, rules)
     return Task(
@@ -62,13 +66,24 @@ def lra_task(
         Sizes(
             prepared.tokens.shape[1],
             len(LABELS[name]),
-            vocab_size=LISTOPS_VOCAB_SIZE if name == "listops" else VOCAB_SIZE,
+            vocab_size=vocab_size,
         ),
         train=_cases(prepared, train, rules),
         valid=test_cases if valid is test else _cases(prepared, valid, rules),
         test=test_cases,
         labels=LABELS[name],
     )
+
+
+def _check_symbols(prepared: Prepared, num_classes: int, vocab_size: int) -> None:
+    """Raise where a token or a target is none of the task's, or a part to learn from is empty."""
+    if not (prepared.sizes.train and prepared.sizes.test and prepared.tokens.shape[1]):
+        raise ValueError(f"its parts have {list(prepared.sizes)} cases")
+    if (found := prepared.targets.max()) >= num_classes:
+        raise ValueError(f"its targets go up to {found}, there are {num_classes} classes")
+    # a byte fits into a larger vocabulary, and the largest tasks take long to look through
+    if vocab_size < 256 and (found := prepared.tokens.max()) >= vocab_size:
+        raise ValueError(f"its tokens go up to {found}, there are {vocab_size} symbols")
 
 
 def _parts(prepared: Prepared, rules: LraProtocol, seed: int) -> tuple[Indices, Indices, Indices]:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.array_files import open_arrays
+from primal_attention.foreign_files import reading
 from primal_attention.tasks.offline_rl.environments import Environment
-from primal_attention.tasks.prepared import WRONG_FILE
 
 SAMPLED = "sampled"
 
@@ -29,15 +30,19 @@ class Agent:
 
     def __init__(self, path: Path, environment: Environment):
         self.path = path
-        arrays = _read(path)
-        self.arrays = arrays
-        layers = range(int(arrays["n_layers"]))
-        self.layers = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in layers]
-        dims = int(arrays["obs_dim"]) - int(arrays["time_feature"]), int(arrays["act_dim"])
-        if dims != (environment.state_dim, environment.action_dim):
-            raise ValueError(f"{path} has states and actions of {dims}, not {environment.gym_name}")
-        self.is_relu = str(arrays["activation"]) == "relu"
-        self.squashes = str(arrays["squash"]) == "tanh"
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no policy {path}")
+        with reading(path, f"a policy of {environment.gym_name}", "get the whole file anew"):
+            arrays = _read(path)
+            self.arrays = arrays
+            layers = range(int(arrays["n_layers"]))
+            self.layers = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in layers]
+            dims = int(arrays["obs_dim"]) - int(arrays["time_feature"]), int(arrays["act_dim"])
+            if dims != (environment.state_dim, environment.action_dim):
+                raise ValueError(f"it has states and actions of {dims}")
+            self.is_relu = str(arrays["activation"]) == "relu"
+            self.squashes = str(arrays["squash"]) == "tanh"
+            self._try()
 
     def act(
         self,
@@ -62,6 +67,15 @@ class Agent:
         if not isinstance(noise, str):
             action = action + noise * rng.standard_normal(action.shape)
         return np.clip(action, -1, 1).astype(np.float32)
+
+    def _try(self) -> None:
+        """Act once, so that arrays that do not fit each other are found now."""
+        state = np.zeros(int(self.arrays["obs_dim"]) - int(self.arrays["time_feature"]))
+        spread = str(self.arrays["noise"]) in ("constant", "state-dependent")
+        with np.errstate(all="ignore"):  # told below
+            action = self.act(state, 0, np.random.default_rng(0), SAMPLED if spread else 0.0)
+        if action.shape != (int(self.arrays["act_dim"]),) or not np.isfinite(action).all():
+            raise ValueError(f"its action in the state 0 is {str(action)[:60]}")
 
     def _input(self, observation: NDArray[np.float64], step: int) -> NDArray[np.float32]:
         arrays, x = self.arrays, np.asarray(observation, np.float64)
@@ -90,11 +104,6 @@ class Agent:
         return np.exp(np.clip(log_std, arrays["log_std_min"], arrays["log_std_max"]))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no policy {path}")
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except WRONG_FILE as error:
-        raise ValueError(f"{path} is not the file of a policy: {error}") from error
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    with open_arrays(path) as arrays:
+        return {name: arrays[name] for name in arrays.names}

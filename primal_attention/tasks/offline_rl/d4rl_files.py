@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from primal_attention.foreign_files import reading
 from primal_attention.tasks.offline_rl.environments import Environment
-from primal_attention.tasks.offline_rl.simulators import package
+from primal_attention.tasks.offline_rl.hdf5_files import open_hdf5
 from primal_attention.tasks.offline_rl.trajectories import Trajectories
 
 _KEYS = ("observations", "actions", "rewards", "terminals", "timeouts")
@@ -42,19 +43,17 @@ def read_d4rl(path: Path, environment: Environment) -> Trajectories:
 
 
 def _arrays(path: Path) -> dict[str, Any]:
-    h5py = package("h5py")
-    try:
-        with h5py.File(path, "r") as file:
-            for name in _KEYS:
-                if name not in file:
-                    raise ValueError(
-                        f"{path} has no {name!r}: without it the end of episode 0 is not known"
-                        if name in _KEYS[3:]
-                        else f"{path} has no {name!r}"
-                    )
-            return {name: file[name][()] for name in _KEYS}
-    except (OSError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{path} is not a whole hdf5 file: {error}") from error
+    with reading(path, "a whole hdf5 file of D4RL", "get it anew"), open_hdf5(path) as file:
+        for name in _KEYS[3:]:
+            if name not in file:
+                raise ValueError(
+                    f"it has no {name!r}: without it the end of episode 0 is not known"
+                )
+        arrays = {name: file[name] for name in _KEYS}
+        for name, dims in zip(_KEYS, (2, 2, 1, 1, 1), strict=True):
+            if arrays[name].ndim != dims:
+                raise ValueError(f"{name} must have {dims} dimensions, got {arrays[name].shape}")
+        return arrays
 
 
 def _check_flags(path: Path, ends: Any, total: int, environment: Environment) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from primal_attention.array_files import open_arrays, write_arrays
+from primal_attention.foreign_files import reading
 from primal_attention.tasks.offline_rl.environments import Environment
 from primal_attention.tasks.offline_rl.trajectories import Trajectories, check_trajectories
-from primal_attention.tasks.prepared import WRONG_FILE
-from primal_attention.whole_files import replacing
 
 FORMAT = "primal-attention trajectories, version 1"
 _ARRAYS = ("states", "actions", "rewards", "lengths", "terminated")
@@ -30,26 +30,21 @@ def write_trajectories(path: Path, found: Trajectories, *, half: bool = True) ->
     kept = np.float16 if half else np.float32
     for name, kind in (("states", kept), ("actions", kept), ("rewards", np.float32)):
         arrays[name] = arrays[name].astype(kind)
-    facts = np.array(json.dumps(found.facts))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as incoming, incoming.open("wb") as file:
-        np.savez_compressed(file, format=np.array(FORMAT), facts=facts, **arrays)
+    about = {"format": np.array(FORMAT), "facts": np.array(json.dumps(found.facts))}
+    write_arrays(path, about | arrays, compressed=True)
 
 
 def read_trajectories(path: Path, environment: Environment) -> Trajectories:
     """The trajectories of a prepared file."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            if (written := str(arrays["format"])) != FORMAT:
-                raise ValueError(f"its format is {written!r}, not {FORMAT!r}")
-            values = {name: arrays[name] for name in _ARRAYS}
-            final = arrays.get("final_states")
-            facts = json.loads(str(arrays["facts"]))
-            found = Trajectories(**values, final_states=final, facts=facts)
-    except WRONG_FILE as error:
-        raise ValueError(
-            f"{path} is not a whole prepared set of trajectories ({error}); delete it, and write "
-            "it anew with primal data rl"
-        ) from error
+    remedy = "delete it, and write it anew with primal data rl"
+    with reading(path, "a whole prepared set of trajectories", remedy), open_arrays(path) as arrays:
+        if (written := arrays.text("format")) != FORMAT:
+            raise ValueError(f"its format is {written!r}, not {FORMAT!r}")
+        values = {name: arrays[name] for name in _ARRAYS}
+        final = arrays.get("final_states")
+        facts = json.loads(arrays.text("facts"))
+        if not isinstance(facts, dict):
+            raise ValueError("its facts are no JSON object")
+        found = Trajectories(**values, final_states=final, facts=facts)
     check_trajectories(found, environment, path)
     return found

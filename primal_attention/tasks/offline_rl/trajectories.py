@@ -82,7 +82,7 @@ def joined(parts: Sequence[Trajectories], facts: dict[str, Any] | None = None) -
 
 def check_trajectories(found: Trajectories, environment: Environment, place: object) -> None:
     """Raise where they cannot be of that environment; names the file and the episode."""
-    if not len(found):
+    if not found.lengths.size:
         raise ValueError(f"{place} has no whole episode")
     dims = environment.state_dim, environment.action_dim
     for what, values, dim in (
@@ -94,15 +94,22 @@ def check_trajectories(found: Trajectories, environment: Environment, place: obj
                 f"{place}: {what} of episode 0 have shape {values.shape[1:]}, those of "
                 f"{environment.gym_name} have ({dim},)"
             )
+    kinds = [found.lengths.dtype.kind, *(each.dtype.kind for each in (found.states, found.actions))]
+    if kinds != ["i", "f", "f"] or found.rewards.dtype.kind != "f":
+        raise ValueError(f"{place}: lengths are to be whole numbers, and the values decimal ones")
+    if found.lengths.ndim != 1 or found.terminated.shape != found.lengths.shape:
+        raise ValueError(
+            f"{place}: {found.terminated.shape} flags for {found.lengths.shape} episodes"
+        )
+    if found.terminated.dtype != np.bool_:
+        raise ValueError(f"{place}: the flags of its episodes are {found.terminated.dtype}")
+    _check_lengths(found, environment, place)
     total = int(found.lengths.sum())
     sizes = {len(each) for each in (found.states, found.actions, found.rewards)}
     if found.lengths.min() < 1 or sizes != {total} or found.rewards.ndim != 1:
         raise ValueError(
             f"{place}: {sorted(sizes)} states, actions and rewards for episodes of {total} steps"
         )
-    if len(found.terminated) != len(found):
-        raise ValueError(f"{place}: {len(found.terminated)} flags for {len(found)} episodes")
-    _check_lengths(found, environment, place)
     _check_finite(found, place)
 
 

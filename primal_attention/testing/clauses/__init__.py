@@ -16,6 +16,7 @@ from primal_attention.testing.clauses.basics import (
 )
 from primal_attention.testing.clauses.causal import causality, decoding
 from primal_attention.testing.clauses.context import cross_attention
+from primal_attention.testing.clauses.derivatives import forward_mode, gradient_graphs, gradients
 from primal_attention.testing.clauses.graphs import compiled, exported
 from primal_attention.testing.clauses.masks import (
     left_padding,
@@ -25,6 +26,8 @@ from primal_attention.testing.clauses.masks import (
     poisoned_padding,
 )
 from primal_attention.testing.clauses.numerics import autocast, finite_values, training_mode
+from primal_attention.testing.clauses.submodules import submodules
+from primal_attention.testing.clauses.threads import threads
 from primal_attention.testing.findings import Findings
 from primal_attention.testing.subject import Subject
 
@@ -55,4 +58,9 @@ CLAUSES = (
     Clause("compile", compiled),
     Clause("export", exported),
     Clause("cross-attention", cross_attention),
+    Clause("gradients", gradients),
+    Clause("gradient graphs", gradient_graphs),
+    Clause("forward mode", forward_mode),
+    Clause("threads", threads),
+    Clause("submodules", submodules),
 )

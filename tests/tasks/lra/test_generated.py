@@ -93,11 +93,16 @@ def test_a_tree_that_is_drawn_twice_is_kept_once(tmp_path, monkeypatch):
 
 
 def test_a_damaged_chunk_is_named(tmp_path):
-    make = lambda index: [np.arange(index)]  # noqa: E731
-    assert [len(chunk[0]) for chunk in made_in_chunks(make, 3, tmp_path)] == [0, 1, 2]
-    (tmp_path / "000001.npz").write_bytes(b"PK no")
-    with pytest.raises(ValueError, match=r"000001\.npz is damaged"):
-        list(made_in_chunks(make, 3, tmp_path))
+    make = lambda index: [np.full((2, 3), index, np.uint8)]  # noqa: E731
+    read = lambda: [chunk[0] for chunk in made_in_chunks(make, 3, tmp_path, shapes=[(2, 3)])]  # noqa: E731
+    assert [chunk.max() for chunk in read()] == [0, 1, 2]
+    path = tmp_path / "000001.npz"
+    path.write_bytes(b"PK no")
+    with pytest.raises(ValueError, match=r"000001\.npz is not a whole chunk .*; delete it"):
+        read()
+    np.savez(path, **{"0": np.zeros((2, 4), np.uint8)})
+    with pytest.raises(ValueError, match=r"000001\.npz .*its arrays are not uint8 \[\(2, 3\)\]"):
+        read()
 
 
 def test_workers_are_checked(tmp_path):

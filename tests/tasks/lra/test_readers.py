@@ -6,7 +6,7 @@ import pytest
 
 from primal_attention.tasks.lra import load_lra
 from primal_attention.tasks.lra.byte_tokens import byte_tokens
-from primal_attention.tasks.lra.image import ArrayUnpickler, grey, read_image
+from primal_attention.tasks.lra.image import grey, read_image
 from primal_attention.tasks.lra.imdb import read_text
 from primal_attention.tasks.lra.listops_files import read_listops
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
@@ -15,6 +15,8 @@ from primal_attention.tasks.lra.retrieval import read_retrieval
 from .toy_files import (
     BATCHES,
     colours,
+    pickled_array,
+    pickled_batch,
     write_aan,
     write_cifar_binary,
     write_cifar_python,
@@ -57,7 +59,7 @@ def test_listops_is_cut_at_2000_symbols(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([("( [FIRST 1 ) 2 ]", 1)], r"basic_val\.tsv, line 2.*FIRST"),
+        ([("( [FIRST 1 ) 2 ]", 1)], r"basic_val\.tsv .*line 2.*FIRST"),
         ([("1", 1), ("[MAX 1 2 ]", 12)], r"line 3.*digit, got '12'"),
         ([("1", "1\t2")], "line 2"),
     ],
@@ -192,45 +194,63 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def test_a_pickle_calls_nothing_but_what_makes_arrays(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "cifar-10-batches-py"
+def assert_batch_refused(folder, content, message="data_batch_2 is not a batch of CIFAR-10"):
+    """With the name of the file, and what to get in its place."""
     write_cifar_python(folder, colours(2))
-    (folder / BATCHES[1]).write_bytes(pickle.dumps({"data": Bomb(), "labels": []}))
-    with pytest.raises(ValueError, match=r"data_batch_2 .*mkdir, which is no part of an array"):
+    (folder / BATCHES[1]).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{message}.*cifar-10-binary"):
         read_image(folder)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_calls_nothing(tmp_path, monkeypatch, protocol):
+    monkeypatch.chdir(tmp_path)
+    content = pickle.dumps({"data": Bomb(), "labels": []}, protocol)
+    assert_batch_refused(tmp_path / "cifar-10-batches-py", content)
     assert not (tmp_path / "exploded").exists()
 
 
-def test_arrays_are_unpickled(tmp_path):
-    (tmp_path / "a").write_bytes(pickle.dumps({"x": np.arange(7)}, protocol=4))
-    with (tmp_path / "a").open("rb") as file:
-        assert ArrayUnpickler(file).load()["x"].tolist() == list(range(7))
+def test_a_type_in_a_pickle_cannot_be_made_one_of_pointers(tmp_path):
+    """`dtype.__setstate__` would take its flags from the file, and bytes of it as addresses."""
+    array = pickled_array(np.full((2, 3072), 65, np.uint8))
+    hostile = array.replace(b"U\x02u1", b"U\x02O8").replace(b"K\x00tb\x89", b"K\x3ftb\x89")
+    for changed in (hostile, array.replace(b"K\x00tb\x89", b"K\x3ftb\x89")):
+        whole = pickled_batch(np.full((2, 3072), 65, np.uint8), [0, 1])
+        folder = tmp_path / str(len(list(tmp_path.iterdir()))) / "cifar-10-batches-py"
+        assert_batch_refused(folder, whole.replace(array, changed))
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        pickle.dumps([1, 2]),
-        pickle.dumps({"data": np.zeros((2, 5), np.uint8), "labels": [0, 1]}),
-        pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}),
-        pickle.dumps({"labels": [0]}),
+        pickle.dumps([1, 2], 2),
+        pickle.dumps({"data": [1], "labels": [0]}, 2),
+        pickle.dumps({"labels": [0]}, 2),
+        pickle.dumps({("data",): [1]}, 2),
+        pickled_batch(np.zeros((2, 5), np.uint8), [0, 1]),
+        pickled_batch(np.zeros((2, 3072), np.uint8), [0]),
+        pickled_batch(np.zeros((2, 3072), np.uint8), [0, 10]),
+        pickled_batch(np.zeros((2, 3072), np.uint8), [0, 1])[:-5000],
+        pickled_batch(np.zeros((2, 3072), np.uint8), [0, 1]).replace(
+            b"J\x02\0\0\0", b"J\xff\0\0\0"
+        ),
+        b"\x80\x02" + b"]" * 2**21 + b".",
         b"\x80\x02cut",
+        b"\x80\x02a.",
+        b"\x80\x02(u.",
+        b"\x80\x02",
         b"",
     ],
+    ids=range(15),
 )
 def test_a_damaged_python_batch_is_named(tmp_path, content):
-    folder = tmp_path / "cifar-10-batches-py"
-    write_cifar_python(folder, colours(2))
-    (folder / BATCHES[0]).write_bytes(content)
-    with pytest.raises(ValueError, match="data_batch_1"):
-        read_image(folder)
+    assert_batch_refused(tmp_path / "cifar-10-batches-py", content)
 
 
 def test_a_damaged_grey_array_is_named(tmp_path):
     path = tmp_path / "cifar10_grey.npz"
     path.write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"cifar10_grey\.npz has not x_train"):
+    with pytest.raises(ValueError, match=r"cifar10_grey\.npz is not .* with x_train"):
         load_lra("image", tmp_path)
     x, y = np.zeros((2, 32, 31), np.uint8), np.zeros(2, int)
     np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)

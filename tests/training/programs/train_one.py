@@ -10,7 +10,7 @@ from toy import one_process, toy_recipe, toy_task
 
 from primal_attention.training import train_in
 
-RECIPE = toy_recipe(epochs=20)
+RECIPE = toy_recipe(epochs=20, refit=True)
 
 
 def main(directory):

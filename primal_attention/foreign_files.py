@@ -1,0 +1,71 @@
+"""Files that anyone may have written: what is wrong with one is said in a line that names it."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_LONGEST = 300  # characters of a reason
+
+
+@contextmanager
+def reading(path: Path | str, kind: str, remedy: str) -> Iterator[None]:
+    """Raise a ValueError that names the file for all that its content makes go wrong.
+
+    Parsers fail on foreign bytes in ways of their own (EOFError, MemoryError, struct.error, ...),
+    so every exception is caught. An OSError that has the name of a file passes: it says enough.
+
+    Args:
+        path: Of the file or folder that is read within.
+        kind: Follows ``is not``: what the file should be.
+        remedy: What to do about it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        raise ValueError(f"{path} is not {kind} ({reason(error)}); {remedy}") from error
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, in one printable line of bounded length."""
+    words = " ".join(str(error).split())
+    if not isinstance(error, (ValueError, OSError)) or not words:
+        words = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in words[:_LONGEST])
+    return shown if len(words) <= _LONGEST else shown + "..."
+
+
+def file_size(path: Path) -> int:
+    """The bytes of a regular file; pipes and devices, which have no end, are refused."""
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(f"{path} is a folder; give a file")
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path} is a device or a pipe; give a regular file")
+    return found.st_size
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a file that has no use for more than so many bytes."""
+    if (size := file_size(path)) > most:
+        raise ValueError(
+            f"{path} has {size} bytes, and at most {most} are expected; is it another file?"
+        )
+    return path.read_bytes()
+
+
+def read_text(path: Path, most: int) -> str:
+    """The text of a file in UTF-8."""
+    with reading(path, "a text in UTF-8", "get the whole file anew"):
+        return read_bytes(path, most).decode("utf-8-sig")
+
+
+def is_plain_name(name: str) -> bool:
+    """Tell whether a name that stands in a file stays in the folder that it is looked up in."""
+    return name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"}

@@ -1,0 +1,181 @@
+"""The Python distribution of CIFAR-10, read without unpickling.
+
+A batch is a pickle of protocol 2: a dictionary with ``data``, an array uint8 [B, 3072], and
+``labels``, a list of numbers. A pickle is a program whose words can call any function; here the
+few words that such a batch is made of are followed, and none of them calls anything.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickletools
+from collections.abc import Callable
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_WORDS = 2**20  # a batch of 10,000 images has some 50,000
+
+
+class Name(Enum):
+    """The names in a batch, which stand for themselves here."""
+
+    RECONSTRUCT = "numpy.core.multiarray _reconstruct"
+    NDARRAY = "numpy ndarray"
+    DTYPE = "numpy dtype"
+
+
+class Bytes:
+    """The type uint8, once a batch has named it."""
+
+
+class Array:
+    """An array of uint8; without values until the batch gives them."""
+
+    def __init__(self) -> None:
+        self.values: NDArray[np.uint8] | None = None
+
+
+_MARK = object()
+_BYTES_STATE = (3, "|", None, None, None, -1, -1, 0)
+
+
+def read_batch(content: bytes) -> dict[str, Any]:
+    """The dictionary of a batch; texts are as in Latin 1.
+
+    Raises:
+        ValueError: Where it is something else than a batch.
+    """
+    reader = _Reader()
+    for count, (word, value, _) in enumerate(pickletools.genops(io.BytesIO(content))):
+        if count > MOST_WORDS:
+            raise ValueError(f"it has more than {MOST_WORDS} words")
+        if word.name == "STOP":
+            break
+        reader.follow(word.name, value)
+    batch = reader.pop()
+    if not isinstance(batch, dict):
+        raise ValueError("it is no dictionary")
+    return batch
+
+
+class _Reader:
+    """The stack and the memo of a pickle that is followed."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self.words: dict[str, Callable[[], object]] = {
+            "EMPTY_DICT": lambda: self.stack.append({}),
+            "EMPTY_LIST": lambda: self.stack.append([]),
+            "NONE": lambda: self.stack.append(None),
+            "NEWTRUE": lambda: self.stack.append(True),
+            "NEWFALSE": lambda: self.stack.append(False),
+            "MARK": lambda: self.stack.append(_MARK),
+            "TUPLE": lambda: self.stack.append(tuple(self.pop_to_mark())),
+            "TUPLE1": lambda: self.stack.append((self.pop(),)),
+            "TUPLE2": lambda: self.stack.append(tuple(reversed([self.pop() for _ in range(2)]))),
+            "TUPLE3": lambda: self.stack.append(tuple(reversed([self.pop() for _ in range(3)]))),
+            "APPEND": lambda: self.extend([self.pop()]),
+            "APPENDS": lambda: self.extend(self.pop_to_mark()),
+            "SETITEM": lambda: self.set_items(list(reversed([self.pop() for _ in range(2)]))),
+            "SETITEMS": lambda: self.set_items(self.pop_to_mark()),
+            "REDUCE": self.reduce,
+            "BUILD": self.build,
+        }
+
+    def follow(self, word: str, value: Any) -> None:
+        """Do what a word of a batch says."""
+        match word:
+            case "PROTO":
+                pass
+            case "BININT" | "BININT1" | "BININT2" | "BINSTRING" | "SHORT_BINSTRING" | "BINUNICODE":
+                self.stack.append(value)
+            case "BINPUT" | "LONG_BINPUT":
+                self.memo[value] = self.top()
+            case "BINGET" | "LONG_BINGET":
+                self.stack.append(self.memo[value])
+            case "GLOBAL":
+                self.stack.append(_name(value))
+            case _ if word in self.words:
+                self.words[word]()
+            case _:
+                raise ValueError(f"it has the word {word}, which is no part of a batch")
+
+    def top(self) -> Any:
+        """What was pushed last."""
+        if not self.stack or self.stack[-1] is _MARK:
+            raise ValueError("it takes more than it has given")
+        return self.stack[-1]
+
+    def pop(self) -> Any:
+        """Take what was pushed last."""
+        self.top()
+        return self.stack.pop()
+
+    def pop_to_mark(self) -> list[Any]:
+        """Take all that was pushed since the last mark."""
+        taken: list[Any] = []
+        while self.stack and self.stack[-1] is not _MARK:
+            taken.append(self.stack.pop())
+        if not self.stack:
+            raise ValueError("it takes more than it has given")
+        self.stack.pop()
+        return taken[::-1]
+
+    def extend(self, values: list[Any]) -> None:
+        """Put values at the end of a list."""
+        if not isinstance(found := self.top(), list):
+            raise ValueError("it appends to what is no list")
+        found.extend(values)
+
+    def set_items(self, values: list[Any]) -> None:
+        """Put keys and their values into a dictionary."""
+        if not isinstance(found := self.top(), dict) or len(values) % 2:
+            raise ValueError("it sets items of what is no dictionary")
+        for key, value in list(pairwise(values))[::2]:
+            if not isinstance(key, str):
+                raise ValueError("a key is no text")
+            found[key] = value
+
+    def reduce(self) -> None:
+        """An array or its type, as yet without what ``build`` says of it."""
+        arguments, name = self.pop(), self.pop()
+        if name is Name.RECONSTRUCT and arguments == (Name.NDARRAY, (0,), "b"):
+            self.stack.append(Array())
+        elif name is Name.DTYPE and arguments == ("u1", 0, 1):
+            self.stack.append(Bytes())
+        else:
+            raise ValueError("it calls something else than an array of uint8 is made of")
+
+    def build(self) -> None:
+        """The shape and the values of an array; its type has but one state."""
+        state, found = self.pop(), self.top()
+        if isinstance(found, Array) and isinstance(state, tuple) and len(state) == 5:
+            version, shape, kind, in_columns, values = state
+            if (version, in_columns) == (1, False) and isinstance(kind, Bytes):
+                found.values = _array(shape, values)
+                return
+        if not isinstance(found, Bytes) or state != _BYTES_STATE:
+            raise ValueError("it builds something else than an array of uint8")
+
+
+def _name(value: str) -> Name:
+    try:
+        return Name(value)
+    except ValueError:
+        raise ValueError(
+            f"it names {value.replace(' ', '.')[:60]}, which is no part of an array"
+        ) from None
+
+
+def _array(shape: Any, values: Any) -> NDArray[np.uint8]:
+    if not isinstance(shape, tuple) or not all(type(each) is int and each >= 0 for each in shape):
+        raise ValueError("its array has no shape")
+    if not isinstance(values, str) or len(values) != math.prod(shape):
+        raise ValueError(f"its array of {str(shape)[:40]} has not as many values")
+    return np.frombuffer(values.encode("latin-1"), np.uint8).reshape(shape)
