@@ -5,8 +5,8 @@
 For each form of the layer and a list of sizes: the largest error of its outputs and gradients
 against float64, over that of plain PyTorch in bfloat16; and the time of an eager forward and
 backward pass of both, host included. The size from which on the fused form is quicker belongs in
-`LARGE` of `primal_attention/ops/op.py`. On a CPU (with TRITON_INTERPRET=1 and --quick) the same runs
-with tiny sizes and times that mean nothing.
+`LARGE` of `primal_attention/ops/op.py`. On a CPU (with TRITON_INTERPRET=1 and --quick) the same
+runs with tiny sizes and times that mean nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def main() -> None:
             for when in ("always", "never"):
                 with fused_ops(when):
                     results.append(errors(step(half, x.bfloat16()), exact))
-                    times.append(1e3 * seconds(lambda: step(half, x.bfloat16()), device))
+                    times.append(1e3 * seconds(partial(step, half, x.bfloat16()), device))
             ratio = max(a / max(b, 1e-9) for a, b in zip(*results, strict=True))
             name = "-".join(map(str, form.values()))
             print(f"{name}, {B}, {N}, {x.numel()}, {ratio:.2f}, {times[0]:.3f}, {times[1]:.3f}")
