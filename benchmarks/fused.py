@@ -21,14 +21,14 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from primal_attention.ops.moment import triton as fused_moment
 from primal_attention.ops.moment.chunked import backward_in_pieces as moment_backward
 from primal_attention.ops.moment.chunked import forward_in_pieces as moment_forward
-from primal_attention.ops.primal import triton as fused_primal
 from primal_attention.ops.primal.chunked import backward_in_pieces, forward_in_pieces
 from primal_attention.ops.triton_launch import Config
+from torch import Tensor
+
+from primal_attention.ops.primal import triton as fused_primal
 
 HALF, FULL = torch.bfloat16, torch.float32
 SWEEPS = [(64, HALF), (128, HALF), (64, FULL)]

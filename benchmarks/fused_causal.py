@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-
-from primal_attention.ops import launch
 from primal_attention.ops.launch import Config
 from primal_attention.ops.running_mean import chunked as mean_chunked
 from primal_attention.ops.running_mean import token_counts
 from primal_attention.ops.running_mean import triton as running_mean
 from primal_attention.ops.scan import chunked as scan_chunked
 from primal_attention.ops.scan import triton as scan
+from torch import Tensor
+
+from primal_attention.ops import launch
 
 HEADS, WIDTH, DIRECTIONS = 8, 64, 32
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-6}

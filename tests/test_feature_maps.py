@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from primal_attention.ops.gpu import fused_or_in_pieces
 from torch import nn
 
 from primal_attention import PrimalAttention, build_attention, ksvd_loss
@@ -13,7 +14,6 @@ from primal_attention.feature_maps import (
     feature_map_pair,
     normaliser,
 )
-from primal_attention.ops.gpu import fused_or_in_pieces
 
 B, H, N, C, P = 2, 3, 23, 5, 11
 HALVES = [torch.float32, torch.bfloat16, torch.float16]

@@ -21,9 +21,9 @@ from primal_attention.analysis.primal_runs import PrimalRun
 from primal_attention.analysis.runs import AttendedRun
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.base.qkv import QKVAttention
-from primal_attention.attention.longformer import LongformerAttention
+from primal_attention.attention.baselines.longformer import LongformerAttention
+from primal_attention.attention.baselines.yoso import YosoAttention
 from primal_attention.attention.primal import PrimalAttention
-from primal_attention.attention.yoso import YosoAttention
 from primal_attention.patching.adapter import Change, PatchedAttention
 from primal_attention.patching.building import build_layer, resolve_options
 from primal_attention.patching.sites import Site, find_sites, patched_layers

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from primal_attention.ops.gpu import uses_fused
 
 from primal_attention import PrimalAttention, ksvd_loss
-from primal_attention.ops.gpu import uses_fused
 
 from .test_lifecycle import FORMS as ALL_FORMS
 
