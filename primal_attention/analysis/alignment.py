@@ -37,7 +37,7 @@ from primal_attention.analysis.passes import Data, passes
 from primal_attention.analysis.running import Running, Spread
 from primal_attention.analysis.runs import AttendedRun, AttendedSequence
 from primal_attention.analysis.text import aligned
-from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
 
 THEORIES = ("ksvd", "kernel_pca")
 

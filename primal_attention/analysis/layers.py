@@ -21,9 +21,9 @@ from primal_attention.analysis.primal_runs import PrimalRun
 from primal_attention.analysis.runs import AttendedRun
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.base.qkv import QKVAttention
-from primal_attention.attention.longformer import LongformerAttention
+from primal_attention.attention.baselines.longformer import LongformerAttention
+from primal_attention.attention.baselines.yoso import YosoAttention
 from primal_attention.attention.primal import PrimalAttention
-from primal_attention.attention.yoso import YosoAttention
 from primal_attention.patching.adapter import Change, PatchedAttention
 from primal_attention.patching.building import build_layer, resolve_options
 from primal_attention.patching.sites import Site, find_sites, patched_layers
@@ -144,7 +144,7 @@ def _beside(site: Site) -> Layer:
     parts = site.read()
     adapter = build_layer(site, parts, "softmax", resolve_options("softmax", {}, parts)).eval()
     assert site.host is not None
-    hosted = Hosted(site.module, adapter, site.host.settings(site.ancestors))
+    hosted = Hosted(site.module, adapter, site.host.settings(site.module, site.ancestors))
     return Layer(site.name, adapter.mechanism, hosted)
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from primal_attention.analysis.matrices import HeadMatrices
 from primal_attention.analysis.probing import attention_matrix
 from primal_attention.attention.base.qkv import QKVAttention
-from primal_attention.attention.cosformer import CosformerAttention
-from primal_attention.attention.linear import LinearAttention
-from primal_attention.attention.linear_bn import LinearBNAttention
-from primal_attention.attention.linformer import LinformerAttention
-from primal_attention.attention.performer import PerformerAttention
+from primal_attention.attention.baselines.cosformer import CosformerAttention
+from primal_attention.attention.baselines.linear import LinearAttention
+from primal_attention.attention.baselines.linformer import LinformerAttention
+from primal_attention.attention.baselines.performer import PerformerAttention
+from primal_attention.attention.svr.linear_bn import LinearBNAttention
 
 
 class AttendedSequence(NamedTuple):

@@ -7,23 +7,23 @@ from typing import Any
 from torch import nn
 
 from primal_attention.attention.base.validation import check_choice
-from primal_attention.attention.cosformer import CosformerAttention
-from primal_attention.attention.flow import FlowAttention
-from primal_attention.attention.linear import LinearAttention
-from primal_attention.attention.linear_bn import LinearBNAttention
-from primal_attention.attention.linformer import LinformerAttention
-from primal_attention.attention.longformer import LongformerAttention
-from primal_attention.attention.nystrom import NystromAttention
-from primal_attention.attention.performer import PerformerAttention
+from primal_attention.attention.baselines.cosformer import CosformerAttention
+from primal_attention.attention.baselines.flow import FlowAttention
+from primal_attention.attention.baselines.linear import LinearAttention
+from primal_attention.attention.baselines.linformer import LinformerAttention
+from primal_attention.attention.baselines.longformer import LongformerAttention
+from primal_attention.attention.baselines.nystrom import NystromAttention
+from primal_attention.attention.baselines.performer import PerformerAttention
+from primal_attention.attention.baselines.reformer import ReformerAttention
+from primal_attention.attention.baselines.soft import SoftAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
+from primal_attention.attention.baselines.sparse import SparseAttention
+from primal_attention.attention.baselines.yoso import YosoAttention
 from primal_attention.attention.primal import PrimalAttention
-from primal_attention.attention.reformer import ReformerAttention
-from primal_attention.attention.soft import SoftAttention
-from primal_attention.attention.softmax import SoftmaxAttention
-from primal_attention.attention.softmax_bn import SoftmaxBNAttention
-from primal_attention.attention.softmax_bn_sh import SoftmaxBNSHAttention
-from primal_attention.attention.softmax_sh import SoftmaxSHAttention
-from primal_attention.attention.sparse import SparseAttention
-from primal_attention.attention.yoso import YosoAttention
+from primal_attention.attention.svr.linear_bn import LinearBNAttention
+from primal_attention.attention.svr.softmax_bn import SoftmaxBNAttention
+from primal_attention.attention.svr.softmax_bn_sh import SoftmaxBNSHAttention
+from primal_attention.attention.svr.softmax_sh import SoftmaxSHAttention
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "primal": PrimalAttention,

@@ -25,8 +25,8 @@ from primal_attention.ops.gradients import (
 )
 from primal_attention.precision import without_autocast
 
-Tensors = Sequence[Tensor | None]
-Step = Callable[[Tensors, Tensors, Tensors], tuple[Sequence[Tensor], Sequence[Tensor]]]
+Tensors = Sequence[Any]  # tensors, some of which may be None
+Step = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of a chunk
 _chosen: ContextVar[int | None] = ContextVar("_chosen", default=None)
@@ -120,7 +120,7 @@ class _Layout:
     def run(self, *tensors: Tensor | None) -> Sequence[Tensor]:
         """All outputs and the last state, by the graph of the steps."""
         outputs, states = _run(self.step, self.chunks, *self.split(tensors))
-        return [*outputs, *states[-1]]  # type: ignore[list-item]
+        return [*outputs, *states[-1]]
 
 
 class _Walk(torch.autograd.Function):
@@ -132,7 +132,7 @@ class _Walk(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         between = [each for later in states[1:-1] for each in later]
         ctx.save_for_backward(*tensors, *between)
-        return *outputs, *states[-1]  # type: ignore[return-value]
+        return *outputs, *states[-1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

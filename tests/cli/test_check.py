@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from primal_attention import cli
-from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
 from primal_attention.testing.adapters import (
     HuggingFaceAdapter,
     LucidrainsAdapter,

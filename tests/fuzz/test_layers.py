@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
 
 from .layers import draw, examine
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from primal_attention.attention import ATTENTIONS
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
 from primal_attention.attention.primal import PrimalAttention
-from primal_attention.attention.softmax import SoftmaxAttention
 from primal_attention.models import MODELS, build_attentions
 from primal_attention.models.stacks import layer_names, mechanism_of
 

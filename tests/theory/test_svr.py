@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from primal_attention.attention.linear import LinearAttention
-from primal_attention.attention.linear_bn import LinearBNAttention
-from primal_attention.attention.softmax import SoftmaxAttention
-from primal_attention.attention.softmax_bn import SoftmaxBNAttention
-from primal_attention.attention.softmax_bn_sh import SoftmaxBNSHAttention
-from primal_attention.attention.softmax_sh import SoftmaxSHAttention
+from primal_attention.attention.baselines.linear import LinearAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
+from primal_attention.attention.svr.linear_bn import LinearBNAttention
+from primal_attention.attention.svr.softmax_bn import SoftmaxBNAttention
+from primal_attention.attention.svr.softmax_bn_sh import SoftmaxBNSHAttention
+from primal_attention.attention.svr.softmax_sh import SoftmaxSHAttention
 from primal_attention.theory import RBF, Exponential, svr
 from primal_attention.theory.svr import Head
 

@@ -32,7 +32,10 @@ class FeaturePair(nn.Module):
     def __init__(self, spec: FeatureMapSpec, head_dim: int):
         super().__init__()
         pair = feature_map_pair(spec, head_dim)
-        self.names = [one if isinstance(one, str) else "identity" for one in (pair[0], pair[-1])]
+        queries, keys = (
+            each if isinstance(each, str) else "identity" for each in (pair[0], pair[-1])
+        )
+        self.names = queries, keys
         self.maps = nn.ModuleList(one for one in pair if isinstance(one, FeatureMap))
         self._is_module = [isinstance(one, FeatureMap) for one in (pair[0], pair[-1])]
         self.has_modules = len(self.maps) > 0

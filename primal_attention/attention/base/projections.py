@@ -61,12 +61,13 @@ class Packed(NamedTuple):
 def packed(x: Tensor, projections: Sequence[nn.Module]) -> Packed | None:
     """Weights and biases in the dtype of x; None where modules must be called."""
     plain = [each for each in projections if is_plain(each)]
-    biases = [each.bias for each in plain if each.bias is not None]
+    biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
     kinds = {(each.weight.dtype, each.weight.device) for each in plain}
     if len(plain) < len(projections) or len(biases) not in (0, len(plain)) or len(kinds) > 1:
         return None
     bias = torch.cat(biases).to(x.dtype) if biases else None
-    return Packed(torch.cat([each.weight for each in plain]).to(x.dtype), bias)
+    weights: list[Tensor] = [each.weight for each in plain]
+    return Packed(torch.cat(weights).to(x.dtype), bias)
 
 
 def projected(x: Tensor, projection: nn.Module) -> Tensor:

@@ -334,19 +334,22 @@ class PrimalAttention(KSVDLayer):
         if projection is None or not is_plain(self.score_proj):
             return None
         landmarks, dual = self._landmarks(tokens), self.weights == "dual"
+        c_e, c_r = self._score_maps()
         result = fused_layer(
             LayerInputs(
                 tokens.x,
                 *projection,
-                *((None, None) if dual else (self.w_e, self.w_r)),
-                *self._score_maps(),
-                self.score_proj.bias,
-                landmarks,
-                self.num_heads,
-                self.causal,
-                tokens.mask,
-                self.features.names,
-                self.training,
+                w_e=None if dual else self.w_e,
+                w_r=None if dual else self.w_r,
+                c_e=c_e,
+                c_r=c_r,
+                bias=self.score_proj.bias,
+                landmarks=landmarks,
+                num_heads=self.num_heads,
+                causal=self.causal,
+                token_mask=tokens.mask,
+                maps=self.features.names,
+                grams=self.training,
             )
         )
         if result is None:

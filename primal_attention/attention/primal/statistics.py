@@ -90,7 +90,11 @@ class KSVDStatistics(NamedTuple):
 
     def mean_j(self, *, averaged: bool, lambda_squared: bool, squared: bool) -> Tensor:
         """J of eq. (11), squared or not, the mean over the sequences of this pass."""
-        options = {"averaged": averaged, "lambda_squared": lambda_squared, "squared": squared}
+        options: dict[str, Any] = {
+            "averaged": averaged,
+            "lambda_squared": lambda_squared,
+            "squared": squared,
+        }
         rest = self.lambda_diag, self.num_queries, self.num_keys
         if self.sums.given_energies is None:
             given = *self.sums.grams, *self.sums.weights, self.trace

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from primal_attention.attention.cosformer import CosformerAttention
+from primal_attention.attention.baselines.cosformer import CosformerAttention
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, D, H, N, assert_close, assert_same_with_gradients, randn

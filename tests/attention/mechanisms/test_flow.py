@@ -6,7 +6,7 @@ No other implementation is installed as a package.
 import pytest
 import torch
 
-from primal_attention.attention.flow import FlowAttention
+from primal_attention.attention.baselines.flow import FlowAttention
 
 from ..dense import MASKS, B, D, H, N, assert_close, assert_same_with_gradients, randn
 from .sequences import by_sequence, largest_tensor

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from primal_attention.attention.batch_norm import FEWEST_KEYS
-from primal_attention.attention.linear import LinearAttention
-from primal_attention.attention.linear_bn import LinearBNAttention
-from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.baselines.linear import LinearAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
+from primal_attention.attention.svr.batch_norm import FEWEST_KEYS
+from primal_attention.attention.svr.linear_bn import LinearBNAttention
 from primal_attention.feature_maps import ExponentialFeatureMap
 from primal_attention.ops.walk import chunk_elements
 from primal_attention.testing import Status, check_attention

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from primal_attention.attention.linformer import LinformerAttention
+from primal_attention.attention.baselines.linformer import LinformerAttention
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn

@@ -6,8 +6,8 @@ import warnings
 import pytest
 import torch
 
-from primal_attention.attention.longformer import LongformerAttention
-from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.baselines.longformer import LongformerAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from primal_attention.attention.performer import PerformerAttention
-from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.baselines.performer import PerformerAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn
 from .sequences import by_sequence, largest_tensor

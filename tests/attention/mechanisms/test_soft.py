@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from primal_attention.attention.soft import SoftAttention, newton_inverse
+from primal_attention.attention.baselines.soft import SoftAttention, newton_inverse
 from primal_attention.testing import check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from primal_attention.attention.batch_norm import (
+from primal_attention.attention.baselines.softmax import SoftmaxAttention, softmax_attention
+from primal_attention.attention.svr.batch_norm import (
     FEWEST_KEYS,
     KeyMoments,
     KeyNorm,
@@ -16,8 +17,7 @@ from primal_attention.attention.batch_norm import (
     no_moments,
     running_key_moments,
 )
-from primal_attention.attention.softmax import SoftmaxAttention, softmax_attention
-from primal_attention.attention.softmax_bn import SoftmaxBNAttention
+from primal_attention.attention.svr.softmax_bn import SoftmaxBNAttention
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn

@@ -11,13 +11,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from primal_attention.attention import softmax
-from primal_attention.attention.batch_norm import FEWEST_KEYS
-from primal_attention.attention.pooling import Source, TokenPooling, window_shape
-from primal_attention.attention.scaled_heads import default_scales
-from primal_attention.attention.softmax import SoftmaxAttention
-from primal_attention.attention.softmax_bn import SoftmaxBNAttention
-from primal_attention.attention.softmax_bn_sh import SoftmaxBNSHAttention
-from primal_attention.attention.softmax_sh import SoftmaxSHAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
+from primal_attention.attention.svr.batch_norm import FEWEST_KEYS
+from primal_attention.attention.svr.pooling import Source, TokenPooling, window_shape
+from primal_attention.attention.svr.scaled_heads import default_scales
+from primal_attention.attention.svr.softmax_bn import SoftmaxBNAttention
+from primal_attention.attention.svr.softmax_bn_sh import SoftmaxBNSHAttention
+from primal_attention.attention.svr.softmax_sh import SoftmaxSHAttention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn
 from .sequences import by_sequence

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from primal_attention.attention.softmax import SoftmaxAttention
-from primal_attention.attention.sparse import SparseAttention
+from primal_attention.attention.baselines.softmax import SoftmaxAttention
+from primal_attention.attention.baselines.sparse import SparseAttention
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from primal_attention.attention import yoso
-from primal_attention.attention.yoso import YosoAttention
+from primal_attention.attention.baselines.yoso import YosoAttention
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn

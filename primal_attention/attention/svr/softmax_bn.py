@@ -12,14 +12,14 @@ from torch import Tensor
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
-from primal_attention.attention.batch_norm import (
+from primal_attention.attention.baselines.softmax import KeyValueCache, softmax_attention
+from primal_attention.attention.svr.batch_norm import (
     KeyMoments,
     KeyNorm,
     key_moments,
     no_moments,
     running_key_moments,
 )
-from primal_attention.attention.softmax import KeyValueCache, softmax_attention
 
 
 class KeyMomentsCache(NamedTuple):

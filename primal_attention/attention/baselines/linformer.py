@@ -14,7 +14,7 @@ from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.softmax import softmax_attention
+from primal_attention.attention.baselines.softmax import softmax_attention
 
 
 class LinformerAttention(QKVAttention):

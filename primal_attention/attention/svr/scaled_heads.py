@@ -15,15 +15,15 @@ from torch import Tensor
 
 from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.batch_norm import (
+from primal_attention.attention.baselines.softmax import softmax_attention
+from primal_attention.attention.svr.batch_norm import (
     KeyMoments,
     KeyNorm,
     key_moments,
     running_key_moments,
 )
-from primal_attention.attention.pooled_past import attend_past
-from primal_attention.attention.pooling import Source, TokenPooling
-from primal_attention.attention.softmax import softmax_attention
+from primal_attention.attention.svr.pooled_past import attend_past
+from primal_attention.attention.svr.pooling import Source, TokenPooling
 
 Attend = Callable[[Tensor, Source, list[int]], Tensor]
 """Outputs of queries [B, N, h, C] over their source; the list says which heads these are."""

@@ -22,8 +22,8 @@ from primal_attention.attention.base.linear_core import (
 )
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
-from primal_attention.attention.pooling import Source, TokenPooling
-from primal_attention.attention.scaled_heads import ScaledHeads, head_groups
+from primal_attention.attention.svr.pooling import Source, TokenPooling
+from primal_attention.attention.svr.scaled_heads import ScaledHeads, head_groups
 from primal_attention.feature_maps import FeatureMapSpec
 
 

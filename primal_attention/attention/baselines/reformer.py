@@ -16,7 +16,7 @@ from torch import Tensor
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.shared_qk import SharedQKAttention
+from primal_attention.attention.baselines.shared_qk import SharedQKAttention
 from primal_attention.feature_maps import cosine
 from primal_attention.precision import accumulate, exact
 

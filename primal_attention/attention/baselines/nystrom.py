@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention.banded import convolve
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.projections import has_plain_call
 from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.segments import segment_means, token_segments
-from primal_attention.attention.softmax import softmax_attention
+from primal_attention.attention.baselines.banded import convolve
+from primal_attention.attention.baselines.segments import segment_means, token_segments
+from primal_attention.attention.baselines.softmax import softmax_attention
 from primal_attention.precision import accumulate, exact
 
 

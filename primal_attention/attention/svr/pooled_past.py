@@ -18,14 +18,14 @@ from einops import einsum
 from torch import Tensor
 
 from primal_attention.attention.base.compaction import take
-from primal_attention.attention.batch_norm import (
+from primal_attention.attention.baselines.blocks import into_blocks
+from primal_attention.attention.svr.batch_norm import (
     KeyMoments,
     merge,
     no_moments,
     running_key_moments,
 )
-from primal_attention.attention.blocks import into_blocks
-from primal_attention.attention.pooling import POOLS
+from primal_attention.attention.svr.pooling import POOLS
 from primal_attention.precision import accumulate, exact
 
 

@@ -22,7 +22,7 @@ from primal_attention.attention.base.linear_core import (
 from primal_attention.attention.base.projections import has_plain_call, outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.random_features import attend_exponentials
+from primal_attention.attention.baselines.random_features import attend_exponentials
 from primal_attention.feature_maps import ExponentialFeatureMap
 
 _LEAST = 1e-12  # of the normaliser; where there is a key it is at least 1e-6 / sqrt(P)

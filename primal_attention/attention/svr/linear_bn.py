@@ -13,9 +13,9 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.linear_core import attend_moments
 from primal_attention.attention.base.qkv import QKVAttention
-from primal_attention.attention.batch_norm import KeyNorm, key_moments
-from primal_attention.attention.linear import in_range, scaled_heads
-from primal_attention.attention.pooling import Source
+from primal_attention.attention.baselines.linear import in_range, scaled_heads
+from primal_attention.attention.svr.batch_norm import KeyNorm, key_moments
+from primal_attention.attention.svr.pooling import Source
 from primal_attention.feature_maps import FeatureMapSpec
 
 

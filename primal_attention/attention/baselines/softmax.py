@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
-from primal_attention.attention.sdpa import dot_product_attention
-from primal_attention.attention.varlen import takes, varlen_attention
+from primal_attention.attention.baselines.sdpa import dot_product_attention
+from primal_attention.attention.baselines.varlen import takes, varlen_attention
 from primal_attention.ops.gradients import is_transformed
 from primal_attention.precision import accumulate, accumulation_dtype
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
-from primal_attention.attention.batch_norm import KeyNorm
-from primal_attention.attention.pooling import Source, TokenPooling
-from primal_attention.attention.scaled_heads import ScaledHeads, head_groups
-from primal_attention.attention.softmax import KeyValueCache
+from primal_attention.attention.baselines.softmax import KeyValueCache
+from primal_attention.attention.svr.batch_norm import KeyNorm
+from primal_attention.attention.svr.pooling import Source, TokenPooling
+from primal_attention.attention.svr.scaled_heads import ScaledHeads, head_groups
 
 
 class SoftmaxSHAttention(DecodingAttention):
@@ -29,7 +29,7 @@ class SoftmaxSHAttention(DecodingAttention):
     Neighbours are counted among the real tokens: padding changes nothing, wherever it stands. Keys
     and values are pooled after their projections, which for averages is the same as pooling the
     input and leaves the projections ordinary modules. Causal (ours): see
-    :mod:`primal_attention.attention.pooled_past`; it keeps N (N / r + r) weights and is not fused.
+    :mod:`primal_attention.attention.svr.pooled_past`; it keeps N (N / r + r) weights, unfused.
 
     Args:
         dim: Model dimension D, a multiple of ``num_heads``.

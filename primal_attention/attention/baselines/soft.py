@@ -14,8 +14,8 @@ from torch import Tensor
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.segments import segment_means, token_segments
-from primal_attention.attention.shared_qk import SharedQKAttention
+from primal_attention.attention.baselines.segments import segment_means, token_segments
+from primal_attention.attention.baselines.shared_qk import SharedQKAttention
 from primal_attention.precision import accumulate, exact
 
 

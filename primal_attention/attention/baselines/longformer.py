@@ -16,14 +16,14 @@ from primal_attention.attention.base.masks import Tokens, real_tokens
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.blocks import (
+from primal_attention.attention.baselines.blocks import (
     Reach,
     attend_blocks,
     into_blocks,
     windows,
     with_common,
 )
-from primal_attention.attention.softmax import softmax_attention
+from primal_attention.attention.baselines.softmax import softmax_attention
 from primal_attention.precision import accumulate
 
 

@@ -15,7 +15,7 @@ from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.base.validation import check_choice, check_sizes
-from primal_attention.attention.blocks import (
+from primal_attention.attention.baselines.blocks import (
     Reach,
     Source,
     attend_blocks,
@@ -23,7 +23,7 @@ from primal_attention.attention.blocks import (
     windows,
     with_common,
 )
-from primal_attention.attention.softmax import KeyValueCache, softmax_attention
+from primal_attention.attention.baselines.softmax import KeyValueCache, softmax_attention
 from primal_attention.precision import accumulate
 
 PATTERNS = ("strided", "fixed")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from primal_attention.attention.batch_norm import KeyNorm
-from primal_attention.attention.softmax_sh import SoftmaxSHAttention
+from primal_attention.attention.svr.batch_norm import KeyNorm
+from primal_attention.attention.svr.softmax_sh import SoftmaxSHAttention
 
 
 class SoftmaxBNSHAttention(SoftmaxSHAttention):

@@ -1,0 +1,1 @@
+"""The mechanisms that both papers compare with, one file each."""

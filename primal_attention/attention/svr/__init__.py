@@ -1,0 +1,1 @@
+"""Attention-BN and Attention-SH of the SVR framework, and both together."""
