@@ -144,7 +144,7 @@ def _beside(site: Site) -> Layer:
     parts = site.read()
     adapter = build_layer(site, parts, "softmax", resolve_options("softmax", {}, parts)).eval()
     assert site.host is not None
-    hosted = Hosted(site.module, adapter, site.host.settings(site.ancestors))
+    hosted = Hosted(site.module, adapter, site.host.settings(site.module, site.ancestors))
     return Layer(site.name, adapter.mechanism, hosted)
 
 
