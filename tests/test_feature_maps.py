@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from primal_attention.ops.gpu import fused_or_in_pieces
 from torch import nn
 
 from primal_attention import PrimalAttention, build_attention, ksvd_loss
@@ -14,6 +13,8 @@ from primal_attention.feature_maps import (
     feature_map_pair,
     normaliser,
 )
+from primal_attention.ops.op import fused_ops
+from primal_attention.ops.primal import moment
 
 B, H, N, C, P = 2, 3, 23, 5, 11
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
@@ -389,12 +390,7 @@ def test_an_added_map_is_right_in_large_layers(softplus, causal):
 
 def test_a_map_that_no_fused_op_has_is_left_to_pytorch(softplus):
     pytest.importorskip("triton")
-    z, values = randn(2, 17, 3, 16), randn(2, 17, 3, 5, seed=1)
-    run = fused_or_in_pieces(
-        lambda z, values, mask, name: torch.einsum(
-            "bnhp,bnhs->bhps", FIXED_MAPS[name].forward(z), values
-        ),
-        "primal_attention.ops.moment.triton.forward",
-    )
-    single = run(z.float(), values.float(), None, softplus)
-    assert_close(single.double(), run(z, values, None, softplus), 1e-4)
+    z, values = randn(3, 2, 17, 16), randn(3, 2, 17, 5, seed=1)
+    with fused_ops("always"):
+        single = moment(z.float(), values.float(), (softplus,), None)
+    assert_close(single.double(), moment(z, values, (softplus,), None), 1e-4)

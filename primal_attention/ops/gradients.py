@@ -35,11 +35,6 @@ def are_differentiated() -> bool:
     return torch.is_grad_enabled() or is_transformed() or batched
 
 
-def with_options(forward: Callable[..., Any], *options: Any) -> Callable[..., Any]:
-    """A function of the tensors that come before the options."""
-    return lambda *tensors: forward(*tensors, *options)
-
-
 def differentiable_gradients(
     forward: Callable[..., Sequence[Tensor]],
     inputs: Sequence[Tensor | None],

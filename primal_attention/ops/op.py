@@ -21,7 +21,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from primal_attention.ops import flops
 from primal_attention.ops.gradients import (
     are_differentiated,
     differentiable_gradients,
@@ -111,6 +110,8 @@ class FusedOp(ABC):
             self.devices,
         )
         self.registered.register_autograd(self.gradients, setup_context=self.save)
+        from primal_attention.ops import flops  # whose import takes as long as that of Triton
+
         packets = torch.ops.primal_attention
         flops.register_forward(getattr(packets, f"{self.name}_forward"), self._composition)
         backward = getattr(packets, f"{self.name}_backward")
@@ -183,10 +184,12 @@ class FusedOp(ABC):
     def _composition(self, *flat: Any) -> Sequence[Tensor]:
         return self.eager(self.inputs(*flat))
 
-    def _backward_call(self, *flat: Any) -> flops.Call:
+    def _backward_call(self, *flat: Any) -> Any:
+        from primal_attention.ops.flops import Call
+
         *given, _, grads, flags = flat
         wanted = dict(zip(self.differentiable, flags, strict=True))
-        return flops.Call(given, grads, [wanted.get(n, False) for n in self.inputs._fields])
+        return Call(given, grads, [wanted.get(n, False) for n in self.inputs._fields])
 
     def _all_gradients(self, *flat: Any) -> list[Tensor]:
         """As the dispatcher is told of them: empty where they are not wanted."""

@@ -5,13 +5,12 @@ does to the kernels that are used shows here alone.
 """
 
 import copy
-from contextlib import contextmanager
 
 import pytest
 import torch
-from primal_attention.ops.gpu import uses_fused
 
 from primal_attention import PrimalAttention, ksvd_loss
+from primal_attention.ops.op import fused_ops
 
 from .test_lifecycle import FORMS as ALL_FORMS
 
@@ -39,18 +38,8 @@ def errors(found, exact):
     ]
 
 
-@contextmanager
-def in_pieces():
-    """Fused ops are turned off."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PRIMAL_FUSED", "0")
-        uses_fused.cache_clear()
-        yield
-    uses_fused.cache_clear()
-
-
 def check(device, form, sizes, dim, num_heads, num_directions, *, masked):
-    """Errors of the fused ops are at most twice those of the same layer in pieces."""
+    """Errors of the fused ops are at most twice those of the same layer in plain PyTorch."""
     B, N = sizes
     torch.manual_seed(0)
     layer = PrimalAttention(dim, num_heads, num_directions, **form).to(device).train()
@@ -59,11 +48,12 @@ def check(device, form, sizes, dim, num_heads, num_directions, *, masked):
     mask = torch.arange(N, device=device) < lengths[:, None] if masked else None
     exact = numbers(copy.deepcopy(layer).double(), x, dy, mask)
     half = layer.to(torch.bfloat16)
-    fused = errors(numbers(copy.deepcopy(half), x, dy, mask), exact)
-    with in_pieces():
+    with fused_ops("always" if device == "cuda" else "large"):
+        fused = errors(numbers(copy.deepcopy(half), x, dy, mask), exact)
+    with fused_ops("never"):
         plain = errors(numbers(copy.deepcopy(half), x, dy, mask), exact)
     assert all(one <= 2 * other + 1e-6 for one, other in zip(fused, plain, strict=True)), (
-        f"fused {fused}, in pieces {plain}"
+        f"fused {fused}, in plain PyTorch {plain}"
     )
 
 
@@ -71,7 +61,7 @@ def check(device, form, sizes, dim, num_heads, num_directions, *, masked):
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)])
-def test_fused_layers_are_as_exact_as_layers_in_pieces(device, form, sizes, masked):
+def test_fused_layers_are_as_exact_as_plain_ones(device, form, sizes, masked):
     check(device, form, sizes, 512, 8, 32, masked=masked)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from primal_attention.ops import op as op_module
 from primal_attention.ops.op import Backward, FusedOp, fused, fused_ops
@@ -164,6 +165,27 @@ def test_gradients_of_gradients_keep_to_their_inputs():
 
     for one, other in zip(penalty(run), penalty(eager), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_batches_of_gradients():
+    """As torch.autograd.functional asks for them: by the eager form."""
+    *tensors, scale = leaves()
+    y, _ = run(*tensors, scale)
+    basis = torch.eye(y.numel(), dtype=y.dtype).view(-1, *y.shape)
+    batches = torch.autograd.grad(y, tensors, basis, is_grads_batched=True, retain_graph=True)
+    rows = [torch.autograd.grad(y, tensors, one, retain_graph=True) for one in basis]
+    for batch, singles in zip(batches, zip(*rows, strict=True), strict=True):
+        torch.testing.assert_close(batch, torch.stack(singles))
+
+
+def test_its_products_are_counted():
+    *tensors, scale = leaves()
+    with FlopCounterMode(display=False) as forward:
+        y, _ = run(*tensors, scale)
+    with FlopCounterMode(display=False) as backward:
+        y.sum().backward()
+    assert forward.get_total_flops() == 2 * B * N * M * M
+    assert backward.get_total_flops() == 2 * forward.get_total_flops()
 
 
 def test_it_is_registered_as_pytorch_expects():
