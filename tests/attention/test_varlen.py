@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from primal_attention import build_attention
-from primal_attention.attention import softmax, varlen
+from primal_attention.attention.baselines import softmax, varlen
 from primal_attention.attention.baselines.softmax import softmax_attention
 
 ON_GPU = [

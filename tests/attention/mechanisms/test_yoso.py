@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from primal_attention.attention import yoso
+from primal_attention.attention.baselines import yoso
 from primal_attention.attention.baselines.yoso import YosoAttention
 from primal_attention.testing import Status, check_attention
 
