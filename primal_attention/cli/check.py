@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, build_attention
-from primal_attention.attention.statistics import KSVDLayer
+from primal_attention.attention.primal.statistics import KSVDLayer
 from primal_attention.cli.mistakes import naming
 from primal_attention.objectives import ksvd_loss
 from primal_attention.testing import ContractError, Report, Status, check_attention

@@ -72,9 +72,13 @@ def key_moment(keys: Side, values: Tensor, mask: Tensor | None) -> Tensor:
     return moment(z, values, (keys.feature_map,), _of_rows(mask)).transpose(0, 1)
 
 
-@exact
 def read_moment(queries: Side, total: Tensor) -> Tensor:
     r"""$\phi_q(i)^\top S$ [B, N, H, V] of queries [B, N, H, .] and S [B, H, P, V]."""
+    return _read(total, queries)
+
+
+@exact
+def _read(total: Tensor, queries: Side) -> Tensor:
     phi = FIXED_MAPS[queries.feature_map].forward(accumulate(queries.z.transpose(1, 2)))
     return (phi @ total).transpose(1, 2)
 

@@ -156,12 +156,10 @@ def _blocks(z: Tensor | None, config: Config, real: bool) -> Tensor | Descriptor
     return described(z, config.block)
 
 
-def attend(
-    given: Attended, *, gram_q: bool, gram_k: bool, config: Config | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def attend(given: Attended, *, gram_q: bool, gram_k: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs and Gram matrices; empty where they are not wanted."""
     q, k, *_, map_q, map_k = given
-    config = config or FORWARD[q.dtype][given.width]
+    config = FORWARD[q.dtype][given.width]
     (B, N, H, P), C = q.shape, given.columns
     out = q.new_empty((B, N, H, C) if C else (0,))
     g_q, g_k = (
@@ -189,7 +187,6 @@ def write_gradients(
     given: Attended,
     d: OutputGradients,
     into: InputGradients,
-    config: Config | None = None,
     by_counts: ByCounts | None = None,
     sums: Tensor | None = None,
 ) -> None:
@@ -203,7 +200,7 @@ def write_gradients(
             if grad is not None:
                 grad.zero_()
         into = into._replace(a_e=None, a_r=None, bias=None)
-    config = config or BACKWARD[given.q.dtype].get(given.width)
+    config = BACKWARD[given.q.dtype].get(given.width)
     if config is not None:
         _write_at_once(given, d, into, config, by_counts, sums)
     else:

@@ -69,16 +69,10 @@ class Rows(NamedTuple):
     feature_map: str
 
 
-def config_of(z: Tensor) -> Config:
-    """The sizes for the dtype and the head dim of z."""
-    return CONFIGS[z.dtype][padded(z.shape[-1])]
-
-
 def add_moments(
     rows: Rows,
     values: Tensor,  # [B, N, H, S]
     total: Tensor,  # [B, H, P, S] or [H, P, S], written
-    config: Config | None = None,
     *,
     inverse_n: Tensor | None = None,  # [B], float32
 ) -> None:
@@ -86,7 +80,7 @@ def add_moments(
 
     The sum of each sequence is multiplied by its ``inverse_n``, where that is given.
     """
-    config = config or config_of(rows.z)
+    config = CONFIGS[rows.z.dtype][padded(rows.z.shape[-1])]
     z, values = readable(rows.z), readable(values)
     (_, N, H, P), S = z.shape, values.shape[-1]
     shares = shares_of(z, config)
@@ -106,7 +100,6 @@ def pull_back_moment(
     d_gram: Tensor | None,  # [B, H, P, P]
     dz: Tensor,  # written
     d_values: Tensor | None,  # written
-    config: Config | None = None,
     *,
     inverse_n: Tensor | None = None,  # [B], float32
     add: bool = False,
@@ -116,7 +109,7 @@ def pull_back_moment(
     The matrix of each sequence is multiplied by its ``inverse_n``, where that is given. What stands
     in dz is kept and added to where ``add`` is set.
     """
-    config = config or config_of(rows.z)
+    config = CONFIGS[rows.z.dtype][padded(rows.z.shape[-1])]
     z, values = readable(rows.z), None if values is None else readable(values)
     (_, N, H, P), S = z.shape, 0 if values is None else values.shape[-1]
     matrix, d_gram = contiguous(matrix, d_gram)
