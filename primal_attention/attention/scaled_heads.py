@@ -130,7 +130,7 @@ class ScaledHeads:
                     num_before=before,
                     scale=group.scale,
                     pool=self.pooling.pool,
-                    fold=None if norm is None else partial(norm.fold, heads=group.heads),
+                    fold=None if norm is None else partial(norm, heads=group.heads),
                 )
                 outputs.append(order.unpack(out))
         return self._join(outputs)
