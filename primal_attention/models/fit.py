@@ -30,7 +30,8 @@ def check_fit(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def _identity(tensor: Tensor) -> tuple[int, ...]:
     """Equal for tied tensors."""
-    if tensor.is_meta or not tensor.numel():
+    plain = type(tensor) in (Tensor, nn.Parameter)  # a sharded one has no memory of its own
+    if not plain or tensor.is_meta or not tensor.numel():
         return (id(tensor),)
     return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
 

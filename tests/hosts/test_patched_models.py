@@ -66,9 +66,11 @@ def test_all_outputs_of_generation(name, cache, number):
     assert out.sequences.shape == (2, 11)
     num_keys = [10] * 4 if cache == "static" else [7, 8, 9, 10]
     for step, keys in zip(out.attentions, num_keys, strict=True):
-        num_queries = 7 if step is out.attentions[0] else 1
-        given = [None if weights is None else weights.shape for weights in step]
-        assert given == [None if number == 2 else (2, 6, num_queries, keys), None]
+        assert [each.shape[0] for each in step] == [2, 2]
+        assert [each.shape[1:] for each in step] == [
+            (6, 7 if step is out.attentions[0] else 1, keys)
+        ] * 2
+    assert [weights.is_meta for weights in out.attentions[0]] == [number == 2, True]
     heads = 2 if name == "llama" else 6
     assert [layer.keys.shape for layer in out.past_key_values.layers] == [(2, heads, 10, 4)] * 2
 
@@ -78,6 +80,5 @@ def test_images(number):
     model = ViTForImageClassification._from_config(config, attn_implementation="eager")
     out = model(torch.randn(2, 3, 12, 12), output_attentions=True)
     assert len(patched_layers(model)) == number
-    given = [None if weights is None else weights.shape for weights in out.attentions]
-    assert given == [None if number == 2 else (2, 6, 10, 10), None]
+    assert [weights.shape for weights in out.attentions] == [(2, 6, 10, 10)] * 2
     out.logits.sum().backward()

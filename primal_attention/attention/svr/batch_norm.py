@@ -129,25 +129,23 @@ class KeyNorm(nn.Module):
         self.beta = nn.Parameter(torch.full((num_heads,), beta)) if learnable else beta
         self.rescale, self.eps = rescale, eps
 
-    def forward(self) -> float | Tensor:
-        r"""The weight $\beta$, one number or one of each head [H, 1]."""
-        return accumulate(self.beta)[:, None] if isinstance(self.beta, Tensor) else self.beta
-
-    def fold(self, q: Tensor, moments: KeyMoments, heads: list[int] | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, moments: KeyMoments, heads: list[int] | None = None, *, folded: bool = True
+    ) -> Tensor:
         r"""Queries $q' = (q - \beta\mu) / (\sigma^2 + \epsilon)$ that go with the keys as they are.
 
         Softmax attention of the normalised queries and keys is softmax attention of q' and k: the
-        terms without the key's index cancel. ``heads`` says which of the layer's heads these are.
+        terms without the key's index cancel. Without ``folded`` queries or keys are normalised by
+        the standard deviation, in at least float32. ``heads`` says which of the layer's these are.
         """
-        folded = self._centred(q, moments, heads) * self._precision(moments)
-        if q.dtype is torch.float16:  # 1 / eps alone would leave its range
+        precision = self._precision(moments)
+        if not folded:
+            return self._centred(z, moments, heads) * precision.sqrt()
+        queries = self._centred(z, moments, heads) * precision
+        if z.dtype is torch.float16:  # 1 / eps alone would leave its range
             limit = torch.finfo(torch.float16).max
-            folded = folded.clamp(-limit, limit)
-        return folded.to(q.dtype)
-
-    def normalise(self, z: Tensor, moments: KeyMoments, heads: list[int] | None = None) -> Tensor:
-        """Queries or keys of all heads, or of those, normalised, in at least float32."""
-        return self._centred(z, moments, heads) * self._precision(moments).sqrt()
+            queries = queries.clamp(-limit, limit)
+        return queries.to(z.dtype)
 
     def extra_repr(self) -> str:
         """The choices, for printing."""
@@ -155,9 +153,10 @@ class KeyNorm(nn.Module):
         return f"beta={beta}, rescale={self.rescale}, eps={self.eps}"
 
     def _centred(self, z: Tensor, moments: KeyMoments, heads: list[int] | None) -> Tensor:
-        beta: float | Tensor = self()
-        if isinstance(beta, Tensor) and heads is not None:
-            beta = torch.cat([beta[h : h + 1] for h in heads])
+        beta = self.beta
+        if isinstance(beta, Tensor):
+            beta = accumulate(beta)[:, None]
+            beta = beta if heads is None else torch.cat([beta[h : h + 1] for h in heads])
         return accumulate(z) - beta * moments.mean
 
     def _precision(self, moments: KeyMoments) -> Tensor:

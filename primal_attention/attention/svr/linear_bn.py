@@ -81,6 +81,6 @@ class LinearBNAttention(QKVAttention):
 
     def _attend_to(self, q: Tensor, source: Source, heads: list[int]) -> Tensor:
         moments = key_moments(source.k, source.mask)
-        queries = self.features.queries(self.norm.normalise(q, moments, heads))
-        keys = self.features.keys(self.norm.normalise(source.k, moments, heads))
+        queries = self.features.queries(self.norm(q, moments, heads, folded=False))
+        keys = self.features.keys(self.norm(source.k, moments, heads, folded=False))
         return attend_moments(in_range(queries), keys, source.v, source.mask)

@@ -80,7 +80,7 @@ class ScaledHeads:
 
         def softmax(queries: Tensor, source: Source, heads: list[int]) -> Tensor:
             if norm is not None:
-                queries = norm.fold(queries, key_moments(source.k, source.mask), heads)
+                queries = norm(queries, key_moments(source.k, source.mask), heads)
             return softmax_attention(queries, *source, mask=mask)
 
         return self.each(q, source, softmax)
@@ -130,7 +130,7 @@ class ScaledHeads:
                     num_before=before,
                     scale=group.scale,
                     pool=self.pooling.pool,
-                    fold=None if norm is None else partial(norm.fold, heads=group.heads),
+                    fold=None if norm is None else partial(norm, heads=group.heads),
                 )
                 outputs.append(order.unpack(out))
         return self._join(outputs)
@@ -148,5 +148,5 @@ def _attend_all(q: Tensor, source: Source, norm: KeyNorm | None, heads: list[int
     if norm is not None:
         moments = running_key_moments(source.k, source.mask)
         latest = KeyMoments(*(moment[:, -q.shape[1] :] for moment in moments))
-        q = norm.fold(q, latest, heads)
+        q = norm(q, latest, heads)
     return softmax_attention(q, *source, causal=True)

@@ -90,7 +90,7 @@ class SoftmaxBNAttention(DecodingAttention):
     ) -> Tensor:
         """Softmax attention of the folded queries."""
         moments = running_key_moments if self.causal else key_moments
-        q = self.norm.fold(q, moments(k, source_mask))
+        q = self.norm(q, moments(k, source_mask))
         return softmax_attention(q, k, v, source_mask, mask=mask, causal=self.causal)
 
     def init_state(self, batch_size: int) -> KeyMomentsCache:
@@ -106,5 +106,5 @@ class SoftmaxBNAttention(DecodingAttention):
         """Attend to the cache and to the new tokens up to each, with the moments up to each."""
         cache = KeyValueCache(*state[:3]).append(k, v, mask)
         moments = running_key_moments(k, mask, KeyMoments(*state[3:]))
-        out = softmax_attention(self.norm.fold(q, moments), *cache.read(q.dtype), causal=True)
+        out = softmax_attention(self.norm(q, moments), *cache.read(q.dtype), causal=True)
         return out, KeyMomentsCache(*cache, *moments.last())

@@ -56,7 +56,7 @@ class TransformersAttention(PatchedAttention):
         if past_key_values is None:
             bounds = others.get("cu_seq_lens_q")
             y = self._attend_rows(inputs, attention_mask, bounds)
-            _leave_out_weights()
+            self._show_weights(y, inputs.length)
             return y, None
         layer = self._layer(past_key_values, hidden_states.dtype)
         real = token_mask_of(
@@ -71,8 +71,18 @@ class TransformersAttention(PatchedAttention):
         else:  # a training pass, which the objectives read, is seldom continued
             y = self._attend(inputs)
             layer.postpone(inputs.each(Tensor.detach))
-        _leave_out_weights()
+        self._show_weights(y, layer.get_mask_sizes(0)[0])
         return y, None
+
+    def _show_weights(self, y: Tensor, num_keys: int) -> None:
+        """Give the host a matrix [B, H, N, T] without data where it collects attention weights.
+
+        It is on the ``meta`` device: its shape can be read, and its numbers cannot.
+        """
+        weights = collected_weights()
+        if weights is not None:
+            size = (y.shape[0], int(self.mechanism.num_heads), y.shape[1], num_keys)
+            weights.append(torch.empty(size, dtype=y.dtype, device="meta"))
 
     def _attend_rows(self, inputs: Inputs, mask: Any, bounds: Tensor | None) -> Tensor:
         """The outputs of rows that may hold several sequences each."""
@@ -145,10 +155,3 @@ def _refuse(others: dict[str, Any]) -> None:
     """Raise for arguments that change what attention is to do."""
     if others.get("encoder_hidden_states") is not None:
         raise ValueError("encoder_hidden_states was given to a self-attention that is patched")
-
-
-def _leave_out_weights() -> None:
-    """Put None in the place of this layer where the host collects attention weights."""
-    weights = collected_weights()
-    if weights is not None:
-        weights.append(None)

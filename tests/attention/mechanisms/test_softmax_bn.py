@@ -133,7 +133,7 @@ def test_statistics_of_the_whole_sequence_would_show_the_future():
     q, k, v = (randn(B, N, H, C, seed=seed) for seed in range(3))
     later = torch.cat([k[:, :t], k[:, t:] + 3], dim=1)
     outputs = [
-        softmax_attention(norm.fold(q, key_moments(keys, None)), keys, v, causal=True)[:, :t]
+        softmax_attention(norm(q, key_moments(keys, None)), keys, v, causal=True)[:, :t]
         for keys in (k, later)
     ]
     assert (outputs[0] - outputs[1]).abs().max() > 0.1
@@ -180,9 +180,9 @@ def test_too_few_keys_are_centred_and_not_rescaled():
     k = randn(B, 3, H, C)
     q = randn(B, N, H, C, seed=1)
     moments = key_moments(k, None)
-    assert_close(norm.fold(q, moments), q - k.mean(1, keepdim=True), 1e-12)
+    assert_close(norm(q, moments), q - k.mean(1, keepdim=True), 1e-12)
     more = key_moments(randn(B, FEWEST_KEYS, H, C), None)
-    assert_close(norm.fold(q, more), (q - more.mean) / (more.variance + 1e-5), 1e-12)
+    assert_close(norm(q, more), (q - more.mean) / (more.variance + 1e-5), 1e-12)
 
 
 # Decoding, options, precision

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from primal_attention.attention.baselines import softmax
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
 from primal_attention.attention.svr.batch_norm import FEWEST_KEYS
 from primal_attention.attention.svr.pooling import Source, TokenPooling, window_shape
@@ -198,7 +197,7 @@ def calls(monkeypatch):
     seen = []
     sdpa = F.scaled_dot_product_attention
     monkeypatch.setattr(
-        softmax.F,
+        F,
         "scaled_dot_product_attention",
         lambda *qkv, **options: seen.append(qkv) or sdpa(*qkv, **options),
     )
