@@ -31,6 +31,8 @@ def are_differentiated() -> bool:
     Its result is differentiated itself, or its tensors are batches of gradients, as those of
     ``torch.autograd.grad(is_grads_batched=True)``.
     """
+    if torch.compiler.is_compiling():  # a compiled graph has no gradients of gradients
+        return False
     batched = torch._C._dispatch_tls_is_dispatch_key_included(_VMAP_MODE)
     return torch.is_grad_enabled() or is_transformed() or batched
 

@@ -33,8 +33,7 @@ def test_linear_attention(device):
 def test_primal_attention_with_dual_weights(device):
     layer = build_attention("primal", D, H, weights="dual", num_directions=S).eval().to(device)
     rows = 2 * B * N * D * (2 * D + 2 * H * S)
-    weights = 2 * 2 * B * H * N * C * S + 2 * 2 * B * H * C * S * C
-    outputs = grams = 2 * 2 * B * H * N * C * C
+    weights = scores = mapped = 2 * 2 * B * H * N * C * S
     forward, backward = counted(layer, device)
-    assert forward == rows + weights + outputs + grams + PROJECTION
-    assert backward == 2 * (forward - grams)  # which the loss does not use
+    assert forward == rows + weights + scores + mapped + PROJECTION
+    assert backward == 2 * forward

@@ -10,6 +10,7 @@ Letters: B batch, N tokens, L places.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -45,14 +46,17 @@ class Compaction(NamedTuple):
     def _moved(
         x: Tensor, given: tuple[int, ...], there: Tensor, back: Tensor, shape: tuple[int, ...]
     ) -> Tensor:
-        rows = x.reshape(-1, *x.shape[len(given) :])
-        # torch.compile takes no autograd.Function with a form for forward mode.
-        move = _gathered if is_transformed() else _Moved.apply
-        moved: Tensor = move(rows, there, back)
-        return moved.reshape(*shape, *rows.shape[1:])
+        rows = x.reshape(math.prod(given), *x.shape[len(given) :])
+        return _moved(rows, there, back).reshape(*shape, *rows.shape[1:])
 
 
-def _gathered(rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
+def _moved(rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
+    if is_transformed():  # torch.compile takes no autograd.Function with a form for forward mode
+        return _gathered(rows, there)
+    return _Moved.apply(rows, there, back)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _gathered(rows: Tensor, there: Tensor) -> Tensor:
     """The rows at their places, by operations of PyTorch alone."""
     given = there.view(-1, *[1] * (rows.ndim - 1)) >= 0
     return torch.where(given, rows.index_select(0, there.clamp(min=0)), 0.0)
@@ -65,7 +69,7 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
-        return _gathered(rows, there, back)
+        return _gathered(rows, there)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -74,7 +78,7 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         there, back = ctx.saved_tensors
-        return _Moved.apply(gradients[0], back, there), None, None  # type: ignore[no-untyped-call]
+        return _moved(gradients[0], back, there), None, None
 
 
 class Order(NamedTuple):

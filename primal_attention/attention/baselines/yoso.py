@@ -107,8 +107,8 @@ class YosoAttention(QKVAttention):
         else:
             planes = torch.randn_like(self.planes) if self.training else self.planes
             codes = _codes(q_unit, planes), _codes(k_unit, planes)
-            sums = _composition if is_transformed() else _HashedSums.apply
-            total = sums(q_unit, k_unit, values, *codes, self.num_bits)
+            given = q_unit, k_unit, values, *codes, self.num_bits
+            total = _composition(*given) if is_transformed() else _HashedSums.apply(*given)
         return cosine(total).to(v.dtype)
 
     def extra_repr(self) -> str:
@@ -213,10 +213,12 @@ class _HashedSums(torch.autograd.Function):
     """Sums over the keys that collide; their gradients are the published ones."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        *tensors, ctx.num_bits = inputs
-        ctx.save_for_backward(*tensors)
-        return _sums_of_buckets(*inputs)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, q_codes: Tensor, k_codes: Tensor, num_bits: int
+    ) -> Tensor:
+        ctx.num_bits = num_bits
+        ctx.save_for_backward(q, k, v, q_codes, k_codes)
+        return _sums_of_buckets(q, k, v, q_codes, k_codes, num_bits)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -197,7 +197,7 @@ def running_mean(
     It keeps nothing of the sequence for the backward pass.
     """
     *lead, N, C = z.shape
-    if z.ndim > 3:
+    if z.ndim > 3 and z.numel():
         B = lead[-1]
         before = None if total is None else total.reshape(-1, B, C).transpose(0, 1)
         given = MeanInputs(

@@ -21,5 +21,6 @@ def _product(rows: Tensor, parameters: Tensor) -> Tensor:
     B, M, D = rows.shape
     H = parameters.shape[0]
     by_head = accumulate(rows).view(B, M, H, D // H).permute(2, 0, 3, 1)  # [H, B, P, M]
-    weights = by_head.reshape(H, -1, M) @ parameters.to(by_head.dtype)  # [H, B P, 2 S]
-    return weights.view(H, B, D // H, 2, -1).permute(3, 0, 1, 2, 4)
+    weights = by_head.reshape(H, B * (D // H), M) @ parameters.to(by_head.dtype)  # [H, B P, 2 S]
+    S = parameters.shape[-1] // 2
+    return weights.view(H, B, D // H, 2, S).permute(3, 0, 1, 2, 4)
