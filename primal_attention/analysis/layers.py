@@ -26,6 +26,7 @@ from primal_attention.attention.baselines.yoso import YosoAttention
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.patching.adapter import Change, PatchedAttention
 from primal_attention.patching.building import build_layer, resolve_options
+from primal_attention.patching.hosts.collector import beside_the_host
 from primal_attention.patching.sites import Site, find_sites, patched_layers
 
 Run = AttendedRun | PrimalRun
@@ -50,7 +51,8 @@ class Hosted(NamedTuple):
             bound = signature.bind(*args, **kwargs).arguments
             named = {**bound, **bound.pop("kwargs", {})}
             named.pop("past_key_values", None)  # there is nothing before the tokens of a full pass
-            self.beside(**named)
+            with beside_the_host():
+                self.beside(**named)
 
         stack.callback(self.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         for owner, attribute, new in self.settings:

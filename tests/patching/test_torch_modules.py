@@ -43,7 +43,7 @@ def test_the_fused_path_of_evaluation_is_left(layers):
     with torch.no_grad():  # what is computed is the patched layer, not the host's weights
         for attention in patched:
             if not isinstance(attention, nn.MultiheadAttention):
-                attention.base.card.out_proj.weight.zero_()
+                attention.mechanism.out_proj.weight.zero_()
     assert not torch.allclose(encoder(x, src_key_padding_mask=~mask)[mask], y[mask], atol=1e-3)
     unpatch(encoder)
     assert encoder.use_nested_tensor

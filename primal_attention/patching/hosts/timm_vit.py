@@ -26,7 +26,7 @@ class TimmViT(Host):
         """The packed projection, cut in three."""
         attention: Any = module
         _refuse(attention)
-        q, k, v = Affine.of(attention.base.qkv).split(3)
+        q, k, v = Affine.of(attention.qkv).split(3)
         return Parts(
             q.scaled(score_factor(attention.scale, attention.head_dim)),
             k,
@@ -81,5 +81,5 @@ def _refuse(attention: Any) -> None:
             )
     if getattr(attention, "gate", None) is not None:
         raise ValueError("timm attention with a gate is not known")
-    if attention.proj.out_features != attention.base.qkv.in_features:
+    if attention.proj.out_features != attention.qkv.in_features:
         raise ValueError("timm attention with an output of another dimension is not known")
