@@ -30,6 +30,13 @@ class Features(NamedTuple):
 Pair = tuple[Tensor, Tensor]  # of the queries and of the keys
 
 
+class Grams(NamedTuple):
+    """Phi^T Phi over the real tokens, of either side."""
+
+    q: Tensor  # [B, H, P, P]
+    k: Tensor
+
+
 class KernelSums(NamedTuple):
     """Sums over the real tokens, and the weights given the data."""
 
@@ -39,12 +46,11 @@ class KernelSums(NamedTuple):
     given_grams: Pair | None = None
 
     @property
-    def grams(self) -> Pair:
-        """Gram matrices Phi^T Phi [B, H, P, P]; computed when they are asked for."""
+    def grams(self) -> Grams:
+        """Gram matrices; computed when they are asked for."""
         if self.given_grams is not None:
-            return self.given_grams
-        q, k = torch.cat([gram(*sides) for sides in self.features]).transpose(1, 2)
-        return q, k
+            return Grams(*self.given_grams)
+        return Grams(*torch.cat([gram(*sides) for sides in self.features]).transpose(1, 2))
 
     @property
     def energies(self) -> Tensor:
@@ -77,6 +83,11 @@ class KSVDStatistics(NamedTuple):
     def without_graph(self) -> KSVDStatistics:
         """The values alone, once the graph of the pass is used up."""
         return KSVDStatistics(*map(_detached, self))._replace(differentiated=True)
+
+    @property
+    def grams(self) -> Grams:
+        """The Gram matrices of this pass."""
+        return self.sums.grams
 
     @property
     def w_e_given_x(self) -> Tensor:
