@@ -35,6 +35,7 @@ include_patterns = [
     "docs/**.md",
     "docs/notebooks/*.ipynb",
     "reproduction/**README.md",
+    "primal_attention/ops/README.md",
     "primal_attention/ops/*/README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",

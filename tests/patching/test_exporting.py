@@ -136,9 +136,12 @@ def test_what_cannot_be_exported_is_named():
         export_program(
             model, inputs, dynamic={"x": AXES, "token_mask": ("batch", Dim("tokens", max=9))}
         )
-    hashed = Layers(yoso=layer("yoso", estimator="hashes")).eval()
-    with pytest.raises(ValueError, match="yoso_forward"):
-        export_program(hashed, inputs)
+
+
+def test_hashes_are_plain_operations():
+    hashed, inputs = Layers(yoso=layer("yoso", estimator="hashes")).eval(), sequences(2, 5)
+    run = export_program(hashed, inputs).module()
+    assert_same(hashed, lambda each: run(**each), [inputs], 1e-6)
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):

@@ -41,12 +41,12 @@ class PrimalState(NamedTuple):
 
     @classmethod
     def after(cls, sums: Tensor, num_tokens: Tensor, key_sum: Tensor | None) -> PrimalState:
-        """The state from the sums [2, H, B, ...] after the last token."""
-        q_side, k_side = sums.transpose(1, 2).unbind()
+        """The state from the sums [2, H, B, ...] after the last token; it holds no other memory."""
+        q_side, k_side = (side.contiguous() for side in sums.transpose(1, 2))
         if key_sum is None:
             key_sum = q_side.new_zeros(*q_side.shape[:2], 0)
         else:
-            key_sum = key_sum[..., -1, :].transpose(0, 1)
+            key_sum = key_sum[..., -1, :].transpose(0, 1).contiguous()
         return cls(q_side, k_side, num_tokens.to(sums.dtype), key_sum)
 
     def sums(self) -> Tensor:

@@ -157,7 +157,7 @@ def read_and_store(
 ) -> tuple[Tensor, Tensor]:
     """The scan of features near, far [..., N, P] and values [..., N, V]."""
     N = near.shape[-2]
-    if N <= BLOCK and not torch.compiler.is_exporting():  # one block; a graph has any length
+    if torch.compiler.is_exporting() or N <= BLOCK:  # one block; a graph is for any length
         out = (near @ far.mT).tril() @ values
         after = far.mT @ values
         if before is None:
