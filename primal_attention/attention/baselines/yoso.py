@@ -108,7 +108,8 @@ class YosoAttention(QKVAttention):
             planes = torch.randn_like(self.planes) if self.training else self.planes
             codes = _codes(q_unit, planes), _codes(k_unit, planes)
             given = q_unit, k_unit, values, *codes, self.num_bits
-            total = _composition(*given) if is_transformed() else _HashedSums.apply(*given)
+            sums = _composition if is_transformed() else _hashed_sums
+            total = sums(*given)
         return cosine(total).to(v.dtype)
 
     def extra_repr(self) -> str:
@@ -232,6 +233,10 @@ class _HashedSums(torch.autograd.Function):
         else:
             found = _gradients_of_buckets(*tensors, *options, *gradients)
         return (*found, None, None, None)
+
+
+def _hashed_sums(*given: Any) -> Tensor:
+    return _HashedSums.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @exact
