@@ -36,6 +36,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 import h5py  # noqa: E402
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 from tasks.lra import toy_files  # noqa: E402
 from tasks.toy_pictures import write_pictures  # noqa: E402
@@ -63,6 +64,11 @@ from primal_attention.tasks.offline_rl.prepared import write_trajectories  # noq
 from primal_attention.tasks.offline_rl.simulators import make_environment  # noqa: E402
 from primal_attention.tasks.prepared import write_prepared as write_series  # noqa: E402
 from primal_attention.tasks.series import LabelledSeries  # noqa: E402
+from primal_attention.training import Recipe  # noqa: E402
+from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint  # noqa: E402
+from primal_attention.training.progress import Outcome  # noqa: E402
+from primal_attention.training.results import add_rows, read_rows, row_of  # noqa: E402
+from primal_attention.training.run_directory import read_outcome, read_recipe  # noqa: E402
 
 SPACE, SECONDS, EXTRA = 4 << 30, 5, 1 << 30
 PATIENCE = 60.0  # seconds by the clock, for what waits; other programs may be running
@@ -195,7 +201,34 @@ def _read_rl(folder: Path) -> object:
     return rl_task("hopper-medium", folder=folder, seed=0)
 
 
+def _run_of(recipe: Recipe) -> Outcome:
+    entry = {"epoch": 1, "step": 3, "train_loss": 0.5, "objective": 0.0}
+    entry |= {"valid_loss": 0.4, "valid_accuracy": 80.0}
+    weights = {"proj.weight": torch.linspace(0, 1, 35).view(5, 7)}
+    return Outcome(recipe, "accuracy", 75.0, 80.0, [entry], 0, 3, 1.5, "cpu", weights)
+
+
+def _run(folder: Path) -> None:
+    """A run that is over, with its weights, and its row in a table."""
+    recipe = Recipe("uea/JapaneseVowels", "linear", dim=8, num_heads=2)
+    outcome = _run_of(recipe)
+    (folder / "recipe.json").write_text(recipe.to_json(), encoding="utf-8")
+    values = {
+        key: value for key, value in vars(outcome).items() if key not in ("recipe", "weights")
+    }
+    values |= {"recipe": json.loads(recipe.to_json())}
+    (folder / "result.json").write_text(json.dumps(values), encoding="utf-8")
+    write_checkpoint(folder / "best.safetensors", outcome.weights, {"recipe": recipe.to_json()})
+    add_rows(folder / "results.csv", [row_of(outcome, "0123abcd")])
+
+
 READERS: dict[str, Reader] = {
+    "run, recipe": Reader(_run, read_recipe, "recipe.json"),
+    "run, result": Reader(_run, read_outcome, "result.json"),
+    "run, weights": Reader(
+        _run, lambda folder: read_checkpoint(folder / "best.safetensors"), "best.safetensors"
+    ),
+    "run, rows": Reader(_run, lambda folder: read_rows(folder / "results.csv"), "results.csv"),
     "series, .ts": Reader(_ts, lambda folder: uea_task("Toy", folder=folder, valid="test", seed=0)),
     "series, prepared": Reader(
         _series, lambda folder: uea_task("Toy", folder=folder, valid=0.5, seed=0)
