@@ -131,6 +131,7 @@ def test_a_place_that_is_no_folder(tmp_path):
 LIMITED = """
 import resource, sys
 from primal_attention import cli
+sys.dont_write_bytecode = True  # an import would leave a file that is cut off
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
 cli.main()
 """

@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import sys
 
 import numpy as np
 import pytest
@@ -20,11 +21,13 @@ from .toy_text import write_text
 def room(size):
     """No file may grow beyond so many bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # an import would be cut off
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = writes
 
 
 def files_of_series(source, out):

@@ -68,6 +68,7 @@ from primal_attention.training.checkpoint import write_checkpoint
 from primal_attention.whole_files import write_text
 directory = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+sys.dont_write_bytecode = True  # an import would leave a file that is cut off
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 if sys.argv[2] == "checkpoint":
     write_checkpoint(directory / "last.safetensors", {"a": torch.zeros(4096)}, {})
