@@ -1,1 +1,1 @@
-"""What all mechanisms share: masks, projections, validation, compaction and cards."""
+"""Masks, projections, validation, compaction and cards, which all mechanisms share."""

@@ -16,7 +16,7 @@ _PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # others have arithmetic of 
 
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether calling the module is a product with its weight and nothing else.
+    """Return whether calling the module is a product with its weight and nothing else.
 
     Adapters, quantisation and parametrisation make another class of it, or its weight of another
     kind; offloading replaces its ``forward``.
@@ -26,7 +26,7 @@ def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def has_plain_call(module: nn.Module) -> bool:
-    """Whether a call of the module is the forward pass of its class and nothing else."""
+    """Return whether a call of the module is its class's forward pass and nothing else."""
     return (
         not (
             module._forward_hooks

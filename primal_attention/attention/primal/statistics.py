@@ -222,7 +222,7 @@ class KSVDLayer(nn.Module):
 
     @property
     def passes(self) -> Passes:
-        """Those of this thread."""
+        """Return the passes of the calling thread."""
         return self._of_thread.passes
 
     @property
