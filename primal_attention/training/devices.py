@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 _LOOK = 0.5  # seconds between two looks at the process that started this one
+_WIND_DOWN = 10.0  # seconds that a process has to end after it said that another one is gone
+_told = threading.Lock()  # held by the thread that says it: one line a process
 _SIGNS_OF_A_LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "gloo", "timed out")
 STRATEGIES = ("auto", "ddp", "fsdp")
 _PRECISIONS: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
@@ -102,8 +104,11 @@ def _watch_launcher() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK)
-        sys.stderr.write(f"Error: process {parent}, which started this one, is gone\n")
-        sys.stderr.flush()
+        if _told.acquire(blocking=False):
+            sys.stderr.write(f"Error: process {parent}, which started this one, is gone\n")
+            sys.stderr.flush()
+        else:
+            time.sleep(_WIND_DOWN)
         os._exit(1)
 
     threading.Thread(target=watch, name="watch-launcher", daemon=True).start()
@@ -121,6 +126,7 @@ def with_peers(fabric: Fabric) -> Iterator[None]:
     except RuntimeError as error:
         if fabric.world_size == 1 or not _is_lost_peer(error):
             raise
+        _told.acquire(timeout=1)  # while the watching thread holds it, this process ends
         rank, size = fabric.global_rank, fabric.world_size
         told = f"process {rank + 1} of {size} lost another one, which was ended or is unreachable"
         raise LostPeerError(told) from error
