@@ -1,7 +1,8 @@
 """The papers as executable text: float64, one head, no modules.
 
-`ksvd` follows Chen et al. 2023 equation by equation, `kernels` holds the kernels, and
-`kernel_svd` decomposes the kernel matrix of two large sets of points.
+`ksvd` follows Chen et al. 2023 equation by equation, `weighted_ksvd` adds a learned time between
+tokens to its kernel, `kernels` holds the kernels, and `kernel_svd` decomposes the kernel matrix of
+two large sets of points.
 """
 
 from primal_attention.theory.kernel_svd import KernelSVD, NotFittedError
@@ -30,6 +31,23 @@ from primal_attention.theory.ksvd import (
     weights_from_dual,
     weights_given_x,
 )
+from primal_attention.theory.weighted_ksvd import (
+    learned_times,
+    local_scores,
+    local_weights,
+    objective_from_scores,
+    scan_scores,
+    scan_weights,
+    solve_causal_dual,
+    solve_weighted_dual,
+    time_features,
+    time_kernel_matrix,
+    weight_innovations,
+    weighted_features,
+    weighted_kernel_matrix,
+    weighted_scores,
+    weighted_unexplained_energy,
+)
 
 __all__ = [
     "KERNELS",
@@ -52,14 +70,29 @@ __all__ = [
     "kkt_residuals",
     "ksvd_objective",
     "lagrangian",
+    "learned_times",
+    "local_scores",
+    "local_weights",
     "objective_at_solution",
     "objective_from_dual",
+    "objective_from_scores",
     "primal_scores",
+    "scan_scores",
+    "scan_weights",
     "shifted_eigenvalue_matrix",
+    "solve_causal_dual",
     "solve_dual",
+    "solve_weighted_dual",
     "stationary_point",
     "svd_of_scores",
+    "time_features",
+    "time_kernel_matrix",
     "unexplained_energy",
+    "weight_innovations",
+    "weighted_features",
+    "weighted_kernel_matrix",
+    "weighted_scores",
+    "weighted_unexplained_energy",
     "weights_from_dual",
     "weights_given_x",
 ]
