@@ -12,19 +12,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from primal_attention.precision import accumulate, exact
 
-
-class FixedMap(NamedTuple):
-    """A parameter-free map and its vector-Jacobian product, (z, dphi) -> dz."""
-
-    forward: Callable[[Tensor], Tensor]
-    vjp: Callable[[Tensor, Tensor], Tensor]
+FixedMap = Callable[[Tensor], Tensor]
 
 
 def inverse_norm(z: Tensor) -> Tensor:
@@ -44,29 +39,28 @@ def cosine(z: Tensor) -> Tensor:
     return z * inverse_norm(z)
 
 
-def _cosine_vjp(z: Tensor, dphi: Tensor) -> Tensor:
-    inverse = inverse_norm(z)
-    phi = z * inverse
-    radial = (phi * dphi).sum(-1, keepdim=True)
-    return torch.addcmul(dphi, phi, radial, value=-1.0) * inverse
-
-
 def elu(z: Tensor) -> Tensor:
     """Positive everywhere: z + 1, and exp(z) on the negative side."""
     return torch.where(z > 0, z + 1.0, z.clamp(max=0.0).exp())
 
 
-def _elu_vjp(z: Tensor, dphi: Tensor) -> Tensor:
-    return dphi * torch.where(z > 0, 1.0, z.clamp(max=0.0).exp())
+def unit_elu(z: Tensor) -> Tensor:
+    """The unit vector of elu + 1.
+
+    elu + 1 is exp(z) on the negative side, so that a shift of a whole vector below zero is a
+    factor, which the norm cancels: it is taken off first, and nothing underflows.
+    """
+    return cosine(elu(_below_zero(z)))
+
+
+def _below_zero(z: Tensor) -> Tensor:
+    """The vector, its largest entry at least 0."""
+    return z - z.detach().amax(-1, keepdim=True).clamp(max=0.0)
 
 
 def relu(z: Tensor) -> Tensor:
     """max(z, 0)."""
     return z.clamp(min=0.0)
-
-
-def _relu_vjp(z: Tensor, dphi: Tensor) -> Tensor:
-    return torch.where(z > 0, dphi, 0.0)
 
 
 def identity(z: Tensor) -> Tensor:
@@ -75,12 +69,13 @@ def identity(z: Tensor) -> Tensor:
 
 
 FIXED_MAPS: dict[str, FixedMap] = {
-    "cosine": FixedMap(cosine, _cosine_vjp),
-    "elu": FixedMap(elu, _elu_vjp),
-    "relu": FixedMap(relu, _relu_vjp),
-    "identity": FixedMap(identity, lambda z, dphi: dphi),
+    "cosine": cosine,
+    "elu": elu,
+    "unit_elu": unit_elu,
+    "relu": relu,
+    "identity": identity,
 }
-_FUSED = dict(FIXED_MAPS)
+_FUSED = {name: FIXED_MAPS[name] for name in ("cosine", "elu", "relu", "identity")}
 
 
 def has_fused_form(name: str) -> bool:
@@ -177,8 +172,8 @@ FeatureMapSpec = str | FeatureMap | Sequence[str | FeatureMap]
 def feature_map_pair(spec: FeatureMapSpec, head_dim: int) -> list[str | FeatureMap]:
     """Maps of queries and keys: one entry where they share it, two where they differ.
 
-    ``spec`` is a name (cosine, exponential, elu, relu, identity), a :class:`FeatureMap`, or a pair
-    (for queries, for keys) of these.
+    ``spec`` is a name (cosine, exponential, elu, unit_elu, relu, identity), a :class:`FeatureMap`,
+    or a pair (for queries, for keys) of these.
     """
     specs = [spec] if isinstance(spec, str | FeatureMap) else spec
     if not isinstance(specs, list | tuple) or len(specs) not in (1, 2):

@@ -150,7 +150,7 @@ def _map(layer: PrimalAttention, z: Tensor, *, side: int) -> Tensor:
         mean = z.double().cumsum(0) / count
         z = mean.to(z.dtype) if layer.features.has_modules else mean
     mapped: Side = (layer.features.queries, layer.features.keys)[side](z)
-    return _heads_first(FIXED_MAPS[mapped.feature_map].forward(mapped.z.double()))
+    return _heads_first(FIXED_MAPS[mapped.feature_map](mapped.z.double()))
 
 
 def _f_x(layer: PrimalAttention, x: Tensor) -> Tensor | None:

@@ -43,20 +43,18 @@ def chunk_elements(number: int) -> Iterator[None]:
 
 
 def walk(
-    step: Step, state: Tensors, rows: Tensors, shared: Tensors = ()
+    step: Step, state: Tensors, rows: Tensors, shared: Tensors = (), *, reverse: bool = False
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The output rows of all tokens and the state after the last.
+    """The output rows of all tokens and the state after the last, or first if in reverse.
 
     The first of the rows is a tensor; a later one may be None, or have leading axes of size 1.
     """
     first = rows[0]
     assert first is not None
     with without_autocast(first.device):
-        if torch.compiler.is_compiling() or torch._C._is_tracing():
+        if is_one_chunk(first):
             return step(state, rows, shared)
-        chunks = _chunks(first)
-        if len(chunks) == 1:
-            return step(state, rows, shared)
+        chunks = _chunks(first)[:: -1 if reverse else 1]
         tensors = [*state, *rows, *shared]
         if _has_graph(tensors):
             layout = _Layout(step, chunks, len(state), len(rows))
@@ -66,12 +64,22 @@ def walk(
         return outputs, states[-1]
 
 
+def is_one_chunk(first: Tensor) -> bool:
+    """Return whether a walk over these rows is one call of its step; a graph always is."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return True
+    return _chunk_size(first) >= first.shape[-2]
+
+
 def _chunks(first: Tensor) -> list[slice]:
     """Equal slices of the token axis, of a multiple of 16 tokens each."""
-    N = first.shape[-2]
-    most = _chosen.get() or _ELEMENTS.get(first.device.type, _ELEMENTS["cuda"])
-    size = max(most * N // max(first.numel(), 1) // 16, 1) * 16
+    N, size = first.shape[-2], _chunk_size(first)
     return [slice(start, min(start + size, N)) for start in range(0, N, size)]
+
+
+def _chunk_size(first: Tensor) -> int:
+    most = _chosen.get() or _ELEMENTS.get(first.device.type, _ELEMENTS["cuda"])
+    return max(most * first.shape[-2] // max(first.numel(), 1) // 16, 1) * 16
 
 
 def _has_graph(tensors: Tensors) -> bool:
@@ -97,7 +105,8 @@ def _run(
         outputs, state = step(state, _of(rows, chunk), shared)
         results.append(outputs)
         states.append(state)
-    return [torch.cat(each, -2) for each in zip(*results, strict=True)], states
+    in_order = results if chunks[0].start == 0 else results[::-1]
+    return [torch.cat(each, -2) for each in zip(*in_order, strict=True)], states
 
 
 class _Layout:

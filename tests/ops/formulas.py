@@ -173,5 +173,32 @@ def dense_scan(
     return stacked(out), stacked(last)
 
 
+def dense_timed(
+    z: Tensor,  # [2, H, B, N, C]
+    values: Tensor,  # [sides, H, B, N, V]
+    steps: Tensor,  # [H, B, N]
+    maps: tuple[str, str],
+    token_mask: Tensor | None,
+    *,
+    future: bool,
+) -> tuple[Tensor, ...]:
+    """Sums of exp(-|a_i - a_j|) <phi_q(x_i), phi_k(x_j)>, all of them, and the causal state."""
+    queries, keys = (MAPS[name](side) for name, side in zip(maps, z, strict=True))
+    keep = torch.ones(steps.shape[1:]) if token_mask is None else token_mask
+    queries, keys, values = (each * keep[:, :, None].to(z) for each in (queries, keys, values))
+    times = steps.cumsum(-1)
+    decay = (-(times[..., :, None] - times[..., None, :]).abs()).exp()
+    kernel = decay * torch.einsum("hbip, hbjp -> hbij", queries, keys)
+    read = (kernel, kernel.mT)[: len(values)]
+    stored = (values[-1], values[0])[: len(values)]
+    out = [(each if future else each.tril()) @ v for each, v in zip(read, stored, strict=True)]
+    if future:
+        return (torch.stack(out),)
+    left = (times - times[..., -1:]).exp()[..., None]
+    pairs = zip((queries, keys)[-len(values) :], values, strict=True)
+    after = [torch.einsum("hbnp, hbnv -> hbpv", phi * left, v) for phi, v in pairs]
+    return torch.stack(out), torch.stack(after)
+
+
 def stacked(nested: list) -> Tensor:
     return torch.stack([stacked(one) if isinstance(one, list) else one for one in nested])

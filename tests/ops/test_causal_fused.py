@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from primal_attention.ops.causal import dual_scores, running_mean, scan, token_counts
+from primal_attention.ops.causal import running_mean, scan, token_counts
 
 from .formulas import randn, token_masks
 from .fused import DEVICES, TOLERANCES, assert_same_as_eager, poisoned_memory
@@ -64,10 +64,9 @@ def tensors(device, dtype=torch.float32, *, length=N, width=C, columns=V):
 
 
 def check_scan(given, maps=("cosine", "cosine"), mask=None, tolerance=1e-6, **options):
-    names = (maps[0],), (maps[1],)
-
     def run(near, far, values, state):
-        return scan(near, far, values, names, mask, state)
+        z = torch.stack((near, far))
+        return scan(z, values[None], maps, mask, state[None])[:2]
 
     assert_same_as_eager(run, given, tolerance, **options)
 
@@ -110,6 +109,6 @@ def test_both_sides_read_each_other(device, mask):
     state = randn(2, H, B, C, V, seed=2).float().to(device)
 
     def run(z, h, state):
-        return dual_scores(z, h, ("cosine", "elu"), mask, state, grams=True)
+        return scan(z, h, ("cosine", "elu"), mask, state, grams=True)
 
     assert_same_as_eager(run, [z, h, state], 1e-6)

@@ -20,6 +20,7 @@ from .formulas import (
     dense_moment,
     dense_primal,
     dense_scan,
+    dense_timed,
     randn,
     real,
 )
@@ -82,11 +83,10 @@ def test_gram_matrices_are_moments_of_features():
 @pytest.mark.parametrize("mask", ["none", "empty"])
 def test_scans(mask, maps, with_state):
     def run(q, k, values, state):
-        before = None if state is None else state.transpose(0, 1)
-        rows = map(heads_first, (q, k, values))
-        names = (maps[0],), (maps[1],)
-        out, after = scan(*rows, names, of_rows(MASKS[mask]), before)
-        return out.permute(1, 2, 0, 3), after.transpose(0, 1)
+        before = None if state is None else state.transpose(0, 1)[None]
+        z = torch.stack((heads_first(q), heads_first(k)))
+        out, after, _ = scan(z, heads_first(values)[None], maps, of_rows(MASKS[mask]), before)
+        return out[0].permute(1, 2, 0, 3), after[0].transpose(0, 1)
 
     def formula(q, k, values, state):
         options = {"token_mask": MASKS[mask], "map_q": maps[0], "map_k": maps[1]}
@@ -94,6 +94,52 @@ def test_scans(mask, maps, with_state):
 
     tokens = [randn(B, N, H, C), randn(B, N, H, C, seed=1), randn(B, N, H, S, seed=2)]
     assert_same(run, formula, [*tokens, randn(B, H, C, S, seed=3) if with_state else None])
+
+
+@pytest.mark.parametrize("future", [False, True])
+@pytest.mark.parametrize("length", [1, 7, 130])
+@pytest.mark.parametrize("sides", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+def test_scans_with_a_learned_time(masked, sides, length, future):
+    """The dense sums of the kernel, and so their gradients, in blocks and with time to forget."""
+    mask = None
+    if masked:
+        mask = torch.rand(2, length, generator=torch.Generator().manual_seed(1)) > 0.4
+        mask[-1, length // 2 :] = False
+
+    def steps_of(logits):
+        steps = 2.0 * logits.exp()
+        return steps if mask is None else torch.where(mask, steps, 0.0)
+
+    def run(z, values, logits):
+        out, after, _ = scan(
+            z, values, ("elu", "relu"), of_rows(mask), steps=steps_of(logits), future=future
+        )
+        return (out,) if future else (out, after)
+
+    def formula(z, values, logits):
+        return dense_timed(z, values, steps_of(logits), ("elu", "relu"), mask, future=future)
+
+    z, values = randn(2, H, 2, length, C), randn(sides, H, 2, length, S, seed=1)
+    logits = 2.0 * randn(H, 2, length, seed=2).detach()
+    assert_same(run, formula, [z, values, logits.requires_grad_()])
+
+
+@pytest.mark.parametrize("half_life", [1.0, 1e3, 1e6])
+def test_gradients_of_time_for_short_and_long_half_lives(half_life):
+    """In float32, against float64: of the derivative by each step no digits get lost."""
+    N, step = 300, torch.tensor(2.0).log().item() / half_life
+    z, values = randn(2, H, 2, N, C), randn(2, H, 2, N, S, seed=1)
+    weights = randn(2, H, 2, N, S, seed=3)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        steps = torch.full((H, 2, N), step, dtype=dtype, requires_grad=True)
+        given = z.to(dtype), values.to(dtype), ("elu", "elu"), None
+        out = sum(scan(*given, steps=steps, future=future).out for future in (False, True))
+        (found_steps,) = torch.autograd.grad((out * weights.to(dtype)).sum(), steps)
+        found += [found_steps.double(), out.detach().double()]
+    for got, expected in zip(found[:2], found[2:], strict=True):
+        assert (got - expected).abs().max() < 2e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("mask", MASKS)

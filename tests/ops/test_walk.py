@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from primal_attention.ops.causal import dual_scores, running_mean, scan
+from primal_attention.ops.causal import running_mean, scan
 from primal_attention.ops.primal import gram, moment, primal_scores
 from primal_attention.ops.walk import chunk_elements
 
@@ -37,12 +37,25 @@ def grams(z, real):
     return (gram(z, MAPS, real),)
 
 
-def scanned(near, far, values, state, real):
-    return tuple(scan(near, far, values, (("relu",), ("elu",)), real, state))
+def scanned(z, values, state, real):
+    return scan(z, values, MAPS, real, state)[:2]
 
 
 def dual(z, h, state, real):
-    return dual_scores(z, h, MAPS, real, state, grams=True)
+    return scan(z, h, MAPS, real, state, grams=True)
+
+
+def timed(z, h, state, logits, real):
+    return scan(z, h, MAPS, real, state, steps=steps_of(logits, real))[:2]
+
+
+def timed_both_ways(z, h, logits, real):
+    return (scan(z, h, MAPS, real, steps=steps_of(logits, real), future=True).out,)
+
+
+def steps_of(logits, real):
+    steps = torch.nn.functional.softplus(logits)
+    return steps if real is None else torch.where(real[:, :, 0], steps, 0.0)
 
 
 CASES = {
@@ -53,10 +66,23 @@ CASES = {
     "scan": (
         scanned,
         [
-            *(randn(H, B, N, C, seed=seed) for seed in (0, 1)),
-            randn(H, B, N, S, seed=2),
-            randn(H, B, C, S, seed=3),
+            randn(2, H, B, N, C),
+            randn(1, H, B, N, S, seed=2),
+            randn(1, H, B, C, S, seed=3),
         ],
+    ),
+    "timed": (
+        timed,
+        [
+            randn(2, H, B, N, C),
+            randn(2, H, B, N, S, seed=1),
+            randn(2, H, B, C, S, seed=2),
+            randn(H, B, N, seed=3),
+        ],
+    ),
+    "timed both ways": (
+        timed_both_ways,
+        [randn(2, H, B, N, C), randn(1, H, B, N, S, seed=1), randn(H, B, N, seed=3)],
     ),
     "dual": (
         dual,
@@ -158,7 +184,7 @@ def test_transforms(case):
 def test_a_state_goes_on():
     """Two halves with a state between them are the whole."""
     z, h = randn(2, H, B, N, C), randn(2, H, B, N, S, seed=1)
-    run = partial(dual_scores, maps=MAPS, mask=None, grams=False)
+    run = partial(scan, maps=MAPS, mask=None)
     whole, after, _ = run(z, h, state=None)
     first, between, _ = run(z[..., :30, :], h[..., :30, :], state=None)
     second, last, _ = run(z[..., 30:, :], h[..., 30:, :], state=between)

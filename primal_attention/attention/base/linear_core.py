@@ -17,7 +17,7 @@ from torch import Tensor
 from primal_attention.attention.base.features import Side
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.causal import scan
-from primal_attention.ops.primal import moment
+from primal_attention.ops.primal import both_sides, moment
 from primal_attention.precision import accumulate, exact
 
 
@@ -79,7 +79,7 @@ def read_moment(queries: Side, total: Tensor) -> Tensor:
 
 @exact
 def _read(total: Tensor, queries: Side) -> Tensor:
-    phi = FIXED_MAPS[queries.feature_map].forward(accumulate(queries.z.transpose(1, 2)))
+    phi = FIXED_MAPS[queries.feature_map](accumulate(queries.z.transpose(1, 2)))
     return (phi @ total).transpose(1, 2)
 
 
@@ -91,15 +91,14 @@ def scan_moment(
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     r"""$\phi_q(t)^\top S_t$ [B, N, H, V] with the moment up to each token, and the last moment."""
-    read, after = scan(
-        _heads_first(queries.z),
-        _heads_first(keys.z),
-        _heads_first(values),
-        ((queries.feature_map,), (keys.feature_map,)),
+    read, after, _ = scan(
+        both_sides(queries.z, keys.z),
+        _heads_first(values)[None],
+        (queries.feature_map, keys.feature_map),
         _of_rows(mask),
-        None if state is None else state.transpose(0, 1),
+        None if state is None else state.transpose(0, 1)[None],
     )
-    return read.permute(1, 2, 0, 3), after.transpose(0, 1)
+    return read[0].permute(1, 2, 0, 3), after[0].transpose(0, 1)
 
 
 def _heads_first(z: Tensor) -> Tensor:

@@ -1,10 +1,17 @@
-r"""Causal sums in plain PyTorch: running means, and the scan.
+r"""Causal sums in plain PyTorch: running means, and scans with or without a learned time.
 
-    y_t = \phi(a_t)^T S_t        S_t = \lambda_t S_{t-1} + \phi(b_t) v_t^T
+    e_i = \sum_j \kappa(x_i, x_j) v_j        \kappa(x_i, x_j) = d_{ij} \phi_q(x_i)^\top \phi_k(x_j)
+
+    r_i = \sum_j \kappa(x_j, x_i) u_j        d_{ij} = e^{-|a_i - a_j|}
+
+    a_i = \sum_{t \le i} \delta_t
+
+The sums are over the tokens up to i, or over all of them. Without steps $\delta_t$ of time d is 1.
+Of two sides, both read the same matrix of kernel values; one side is linear attention's scan.
 
 Blocks of tokens are worked on side by side: inside a block the kernel matrix is dense, and what
-comes from earlier blocks is one sum for each block. The causal form of the dual weights is two such
-scans, stacked: queries read what keys have stored, and keys what queries have.
+comes from other blocks is one sum for each block. Every exponential is of a number that is not
+positive, a time between two tokens, blocks or chunks.
 
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions, V values, n tokens and
 G number of the blocks.
@@ -29,21 +36,22 @@ from primal_attention.ops.primal.eager import (
     tokens_first,
     zeroed,
 )
-from primal_attention.ops.walk import Tensors, walk
+from primal_attention.ops.walk import Tensors, is_one_chunk, walk
 from primal_attention.precision import accumulate, without_autocast
 
 BLOCK = 64  # tokens
 
 
 class Scanned(NamedTuple):
-    """Outputs of all tokens and the sums after the last one, in the accumulation dtype."""
+    """What the tokens read and the sums after the last one, in the accumulation dtype."""
 
-    out: Tensor  # [..., N, V]
-    state: Tensor  # [..., P, V]
+    out: Tensor  # [sides, H, B, N, V]
+    state: Tensor  # [sides, H, B, P, V]: of two sides sums of phi_q u^T and phi_k v^T
+    grams: Tensor | None  # [2, H, B, P, P], where wanted
 
 
 class ScanInputs(NamedTuple):
-    """All that a scan is made of."""
+    """All that a scan of one side is made of."""
 
     q: Tensor  # [B, N, H, C]: whose features read
     k: Tensor  # [B, N, H, C]: whose features store
@@ -64,111 +72,186 @@ class MeanInputs(NamedTuple):
 
 
 def scan(
-    near: Tensor,  # [..., N, C]: whose features read
-    far: Tensor,  # [..., N, C]: whose features store
-    values: Tensor,  # [..., N, V]
-    maps: tuple[Maps, Maps],  # of near and of far
-    mask: Tensor | None,  # [B, N, 1]
-    state: Tensor | None = None,  # [..., P, V]: the sum over earlier tokens
-) -> Scanned:
-    """Each token reads the sum over those up to it; padded ones read zero and store nothing."""
-    if near.ndim == 4:
-        before = None if state is None else state.transpose(0, 1)
-        q, k, v = map(tokens_first, (near, far, values))
-        found = fused("scan", ScanInputs(q, k, v, before, rows_of(mask), maps[0][0], maps[1][0]))
-        if found is not None:
-            return Scanned(found[0].permute(2, 0, 1, 3), found[1].transpose(0, 1))
-    (out,), (after,) = walk(partial(_scan, maps), (state,), (near, far, values, mask))
-    return Scanned(out, after)
-
-
-def scan_eager(given: ScanInputs) -> tuple[Tensor, Tensor]:
-    """The scan with tokens before heads, in plain PyTorch."""
-    mask = None if given.token_mask is None else given.token_mask[:, :, None]
-    rows = [each.permute(2, 0, 1, 3) for each in given[:3]]
-    before = None if given.state is None else given.state.transpose(0, 1)
-    maps = (given.map_q,), (given.map_k,)
-    (out,), (after,) = walk(partial(_scan, maps), (before,), (*rows, mask))
-    assert after is not None
-    return tokens_first(out), after.transpose(0, 1)
-
-
-def _scan(
-    maps: tuple[Maps, Maps], state: Tensors, rows: Tensors, shared: Tensors
-) -> tuple[list[Tensor], list[Tensor]]:
-    near, far, values, mask = rows
-    phi_near, phi_far = features(near, maps[0], mask), features(far, maps[1], mask)
-    out, after = read_and_store(phi_near, phi_far, zeroed(accumulate(values), mask), state[0])
-    return [out], [after]
-
-
-def dual_scores(
-    z: Tensor,  # [2, H, B, N, C]
-    h: Tensor,  # [2, H, B, N, S]: h_e and h_r
+    z: Tensor,  # [2, H, B, N, C]: queries and keys
+    values: Tensor,  # [2, H, B, N, V]: u and v; or [1, H, B, N, V]: v, for e alone
     maps: Maps,
     mask: Tensor | None,  # [B, N, 1]
-    state: Tensor | None,  # [2, H, B, P, S]: the sums phi_q h_e^T, phi_k h_r^T of earlier tokens
+    state: Tensor | None = None,  # [sides, H, B, P, V]: sums over earlier tokens
     *,
-    grams: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Sums $e_t = \sum_{\tau \le t} \kappa(x_t, x_\tau) h_{r,\tau}$, and r with exchanged sides.
-
-    The state after the last token and, where wanted, the Gram matrices of these tokens follow.
-    """
-    found = _fused_dual_scores(z, h, maps, mask, state)
+    steps: Tensor | None = None,  # [H, B, N]: delta, not negative; zero at padded tokens
+    future: bool = False,  # whether later tokens are read too, which takes steps and no state
+    grams: bool = False,
+) -> Scanned:
+    """Each token reads the sums over those up to it; padded ones read zero and store nothing."""
+    found = _fused_scan(z, values, maps, mask, state) if steps is None else None
     if found is not None:
-        return *found, gram(z, maps, mask) if grams else None
-    (scores,), (after, *rest) = walk(
-        partial(_dual_scores, maps, grams), (state, None)[: 1 + grams], (z, h, mask)
-    )
-    return scores, after, rest[0] if grams else None
+        return Scanned(*found, gram(z, maps, mask) if grams else None)
+    rows = (z, values, mask, None if steps is None else steps.unsqueeze(-1))
+    before = (state, None)[: 1 + grams]
+    (out,), (after, *rest) = walk(partial(_scan, maps, future, grams), before, rows)
+    if future and not is_one_chunk(z):
+        (later,), _ = walk(partial(_scan_later, maps), (None,), rows, reverse=True)
+        out = out + later
+    return Scanned(out, after, rest[0] if grams else None)
 
 
-def _fused_dual_scores(
-    z: Tensor, h: Tensor, maps: Maps, mask: Tensor | None, state: Tensor | None
+def _fused_scan(
+    z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
-    """The scores and the state after the last token by a fused scan for each side."""
-    read, stored = [], []
-    for near, far in ((0, 1), (1, 0)):
+    """What is read and the sums after the last token by a fused scan for each side."""
+    read: list[Tensor] = []
+    stored: list[Tensor] = []
+    for far in range(len(values)):
+        near = 1 - far if len(values) == 2 else 0
         before = None if state is None else state[far].transpose(0, 1)
-        q, k, values = map(tokens_first, (z[near], z[far], h[far]))
-        given = ScanInputs(q, k, values, before, rows_of(mask), maps[near], maps[far])
+        q, k, v = map(tokens_first, (z[near], z[1 - near], values[far]))
+        given = ScanInputs(q, k, v, before, rows_of(mask), maps[near], maps[1 - near])
         found = fused("scan", given)
         if found is None:
             return None
-        read.append(found[0].permute(2, 0, 1, 3))
+        read.insert(0, found[0].permute(2, 0, 1, 3))
         stored.append(found[1].transpose(0, 1))
-    return torch.stack(read), torch.stack(stored[::-1])
+    return torch.stack(read), torch.stack(stored)
 
 
-def _dual_scores(
-    maps: Maps, grams: bool, state: Tensors, rows: Tensors, shared: Tensors
+def scan_eager(given: ScanInputs) -> tuple[Tensor, Tensor]:
+    """The scan of one side with tokens before heads, in plain PyTorch."""
+    mask = None if given.token_mask is None else given.token_mask[:, :, None]
+    q, k, values = (each.permute(2, 0, 1, 3) for each in given[:3])
+    before = None if given.state is None else given.state.transpose(0, 1)[None]
+    step = partial(_scan, (given.map_q, given.map_k), False, False)
+    (out,), (after,) = walk(step, (before,), (torch.stack((q, k)), values[None], mask, None))
+    return tokens_first(out[0]), after[0].transpose(0, 1)
+
+
+def _scan(
+    maps: Maps, future: bool, grams: bool, state: Tensors, rows: Tensors, shared: Tensors
 ) -> tuple[list[Tensor], list[Tensor]]:
-    z, h, mask = rows
-    phi, h = features(z, maps, mask), zeroed(accumulate(h), mask)
-    before = None if state[0] is None else state[0].flip(0)
-    scores, after = read_and_store(phi, phi.flip(0), h.flip(0), before)
-    rest = [grown(state[1], phi.mT @ phi)] if grams else []
-    return [scores], [after.flip(0), *rest]
+    z, values, mask, steps = rows
+    phi, values = features(z, maps, mask), zeroed(accumulate(values), mask)
+    steps = None if steps is None else accumulate(steps.squeeze(-1))
+    out, after = read_and_store(phi, values, state[0], steps, future=future)
+    return [out], [after, *([grown(state[1], phi.mT @ phi)] if grams else [])]
+
+
+def _scan_later(
+    maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What the tokens of a chunk read of later chunks, whose sums are as of its last token."""
+    z, values, mask, steps = rows
+    phi, values = features(z, maps, mask), zeroed(accumulate(values), mask)
+    times = accumulate(steps.squeeze(-1)).cumsum(-1)[..., None]  # since the last chunk
+    last = times[..., -1:, :]
+    reads, stores = _readers(phi, values), _stores(phi, values)
+    sums = (stores * (-times).exp()).mT @ values
+    if state[0] is None:
+        return [torch.zeros_like(values)], [sums]
+    out = (reads * (times - last).exp()) @ _of_readers(state[0])
+    return [out], [sums + state[0] * (-last).exp()]
 
 
 def read_and_store(
-    near: Tensor, far: Tensor, values: Tensor, before: Tensor | None
+    phi: Tensor,  # [2, ..., N, P]
+    values: Tensor,  # [sides, ..., N, V]
+    before: Tensor | None,  # [sides, ..., P, V]
+    steps: Tensor | None = None,  # [..., N]
+    *,
+    future: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The scan of features near, far [..., N, P] and values [..., N, V]."""
-    N = near.shape[-2]
+    """The scan of features, and the sums after the last token."""
+    N = phi.shape[-2]
     if torch.compiler.is_exporting() or N <= BLOCK:  # one block; a graph is for any length
-        out = (near @ far.mT).tril() @ values
-        after = far.mT @ values
+        times = None if steps is None else steps.cumsum(-1)
+        out = _read_inside(phi, values, times, future)
+        if times is None:
+            after = _stores(phi, values).mT @ values
+            if before is None:
+                return out, after
+            return out + _readers(phi, values) @ _of_readers(before), after + before
+        last = times[..., -1:]
+        after = (_stores(phi, values) * (times - last).exp()[..., None]).mT @ values
         if before is None:
             return out, after
-        return out + near @ before, after + before
-    near, far, values = (_in_blocks(each) for each in (near, far, values))  # [..., G, n, .]
-    sums = far.mT @ values  # [..., G, P, V]
+        reads = _readers(phi, values) * (-times).exp()[..., None]
+        return out + reads @ _of_readers(before), after + before * (-last).exp()[..., None]
+    phi, values = _in_blocks(phi), _in_blocks(values)  # [., ..., G, n, .]
+    if steps is None:
+        up_to = _running_sums(_stores(phi, values).mT @ values, before)
+        out = _read_inside(phi, values, None, future)
+        out = out + _readers(phi, values) @ _of_readers(up_to[..., :-1, :, :])
+        return out.flatten(-3, -2)[..., :N, :], up_to[..., -1, :, :]
+    times = _in_blocks(steps[..., None]).squeeze(-1).cumsum(-1)  # [..., G, n]: since the last block
+    out, after = _read_blocks(phi, values, before, times, future)
+    return out.flatten(-3, -2)[..., :N, :], after
+
+
+def _read_blocks(
+    phi: Tensor, values: Tensor, before: Tensor | None, times: Tensor, future: bool
+) -> tuple[Tensor, Tensor]:
+    """Read inside each block, of those before it and, where wanted, of those behind it."""
+    lasts = times[..., -1:]
+    since, until = (-times).exp()[..., None], (times - lasts).exp()[..., None]
+    reads, stores = _readers(phi, values), _stores(phi, values)
+    ends = F.pad(lasts.squeeze(-1).cumsum(-1), (1, 0))  # [..., G + 1]: where blocks begin and end
+    lags = (ends[..., None, :] - ends[..., :, None]).tril()
+    decay = lags.exp().tril()  # from the end of one block to that of another
+    sums = _with_first((stores * until).mT @ values, before)
+    up_to = _over_blocks(decay, sums)
+    out = _read_inside(phi, values, times, future)
+    out = out + (reads * since) @ _of_readers(up_to[..., :-1, :, :])
+    if future:
+        sums = (stores * since).mT @ values
+        sums = torch.cat((sums, torch.zeros_like(sums[..., :1, :, :])), -3)
+        behind = _over_blocks(decay.mT, sums)
+        out = out + (reads * until) @ _of_readers(behind[..., 1:, :, :])
+    return out, up_to[..., -1, :, :]
+
+
+def _over_blocks(decay: Tensor, sums: Tensor) -> Tensor:
+    """The sums [sides, ..., G, P, V] of the blocks that a matrix [..., G, G] adds up."""
+    return torch.unflatten(decay @ sums.flatten(-2), -1, tuple(sums.shape[-2:]))
+
+
+def _read_inside(phi: Tensor, values: Tensor, times: Tensor | None, future: bool) -> Tensor:
+    """What the tokens of a block read of each other, by its dense kernel matrix [..., n, n]."""
+    kernel = phi[0] @ phi[1].mT
+    if times is not None:
+        lag = times[..., None, :] - times[..., :, None]
+        n = lag.shape[-1]
+        earlier = torch.ones(n, n, dtype=torch.bool, device=lag.device).tril()
+        kernel = kernel * torch.where(earlier, lag, -lag).exp()
+    reads = (kernel, kernel.mT) if len(values) == 2 else (kernel,)
+    read = [
+        (each if future else each.tril()) @ stored
+        for each, stored in zip(reads, reversed(values.unbind()), strict=True)
+    ]
+    return torch.stack(read)
+
+
+def _readers(phi: Tensor, values: Tensor) -> Tensor:
+    """The features that read: those of the queries, and of two sides those of the keys."""
+    return phi[: len(values)]
+
+
+def _stores(phi: Tensor, values: Tensor) -> Tensor:
+    """The features with which values are stored: of one side those of the keys."""
+    return phi[-len(values) :]
+
+
+def _of_readers(sums: Tensor) -> Tensor:
+    """Sums by the side that reads them: queries read what keys have stored."""
+    return sums.flip(0) if len(sums) == 2 else sums
+
+
+def _with_first(sums: Tensor, before: Tensor | None) -> Tensor:
+    """The sums [..., G, P, V] of the blocks behind the sum before the first of them."""
     first = torch.zeros_like(sums[..., :1, :, :]) if before is None else before.unsqueeze(-3)
-    up_to = torch.cat((first, sums), -3).cumsum(-3)  # before each block, and after the last
-    out = (near @ far.mT).tril() @ values + near @ up_to[..., :-1, :, :]
-    return out.flatten(-3, -2)[..., :N, :], up_to[..., -1, :, :]
+    return torch.cat((first, sums), -3)
+
+
+def _running_sums(sums: Tensor, before: Tensor | None) -> Tensor:
+    """Sums before each block, and after the last."""
+    return _with_first(sums, before).cumsum(-3)
 
 
 def _in_blocks(rows: Tensor) -> Tensor:

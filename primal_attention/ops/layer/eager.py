@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.ops.causal.eager import dual_scores, running_mean, token_counts
+from primal_attention.ops.causal.eager import running_mean, scan, token_counts
 from primal_attention.ops.landmarks import Landmarks, sampled_weights
 from primal_attention.ops.op import fused, may_run_fused
 from primal_attention.ops.primal.eager import gram, moment, primal_scores
@@ -134,7 +134,7 @@ def layer(inputs: LayerInputs) -> LayerResult:
         scores = primal_scores(z, weights, maps, mask)
     elif inputs.causal:
         assert h is not None
-        scores, total, grams = dual_scores(z, h, maps, mask, None, grams=inputs.grams)
+        scores, total, grams = scan(z, h, maps, mask, grams=inputs.grams)
         scores = scores / counts.clamp(min=1)
         weights = total.flip(0) / counts.clamp(min=1)[:, -1:]
     else:

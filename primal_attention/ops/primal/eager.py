@@ -33,11 +33,9 @@ def features(z: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
     """Phi [sides, ..., N, P] of z [sides, ..., N, C]; zero where the mask [B, N, 1] is False."""
     z = accumulate(z)
     if len(set(maps)) == 1:
-        phi = FIXED_MAPS[maps[0]].forward(z)
+        phi = FIXED_MAPS[maps[0]](z)
     else:
-        phi = torch.stack(
-            [FIXED_MAPS[name].forward(side) for name, side in zip(maps, z, strict=True)]
-        )
+        phi = torch.stack([FIXED_MAPS[name](side) for name, side in zip(maps, z, strict=True)])
     return phi if mask is None else torch.where(mask, phi, 0.0)
 
 
