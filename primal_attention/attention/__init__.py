@@ -19,7 +19,7 @@ from primal_attention.attention.baselines.soft import SoftAttention
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
 from primal_attention.attention.baselines.sparse import SparseAttention
 from primal_attention.attention.baselines.yoso import YosoAttention
-from primal_attention.attention.primal import PrimalAttention
+from primal_attention.attention.primal import PrimalAttention, PrimalTimeAttention
 from primal_attention.attention.svr.linear_bn import LinearBNAttention
 from primal_attention.attention.svr.softmax_bn import SoftmaxBNAttention
 from primal_attention.attention.svr.softmax_bn_sh import SoftmaxBNSHAttention
@@ -27,6 +27,7 @@ from primal_attention.attention.svr.softmax_sh import SoftmaxSHAttention
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "primal": PrimalAttention,
+    "primal_time": PrimalTimeAttention,
     "softmax": SoftmaxAttention,
     "softmax_bn": SoftmaxBNAttention,
     "softmax_sh": SoftmaxSHAttention,

@@ -9,21 +9,41 @@ from torch import nn
 
 from primal_attention.attention import ATTENTIONS, build_attention
 from primal_attention.attention.base.validation import check_choice, check_sizes
+from primal_attention.attention.primal import KSVDLayer
 
-MODELS = ("primalformer", "primal_plus", *(name for name in ATTENTIONS if name != "primal"))
+# Models whose names are not those of a mechanism: the one that they are about, and whether it is
+# that of the last layer alone, behind softmax attention.
+_NAMED = {
+    "primalformer": ("primal", False),
+    "primal_plus": ("primal", True),
+    "primalformer_time": ("primal_time", False),
+    "primal_time_plus": ("primal_time", True),
+}
+_NAMED_MECHANISMS = {mechanism for mechanism, _ in _NAMED.values()}
+MODELS = (*_NAMED, *(name for name in ATTENTIONS if name not in _NAMED_MECHANISMS))
 
 
 def mechanism_of(model: str) -> str:
     """The mechanism that a model is about; its options are those of the model."""
     check_choice("model", model, MODELS)
-    return "primal" if model in ("primalformer", "primal_plus") else model
+    return _NAMED[model][0] if model in _NAMED else model
+
+
+def is_of_last_layer(model: str) -> bool:
+    """Return whether the mechanism of a model is that of its last layer alone."""
+    return model in _NAMED and _NAMED[model][1]
+
+
+def has_objective(model: str) -> bool:
+    """Return whether the layers of a model have a KSVD objective."""
+    return issubclass(ATTENTIONS[mechanism_of(model)], KSVDLayer)
 
 
 def layer_names(model: str, num_layers: int) -> tuple[str, ...]:
-    """The mechanism of each layer: all the same, or in Primal.+ softmax in all but the last."""
+    """The mechanism of each layer: all the same, or softmax in all but the last."""
     check_sizes(num_layers=num_layers)
     name = mechanism_of(model)
-    if model == "primal_plus":
+    if is_of_last_layer(model):
         return ("softmax",) * (num_layers - 1) + (name,)
     return (name,) * num_layers
 

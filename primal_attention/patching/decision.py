@@ -15,7 +15,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from primal_attention.models.stacks import mechanism_of
+from primal_attention.models.stacks import is_of_last_layer, mechanism_of
 from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.patch import patch
 
@@ -171,7 +171,7 @@ def build_decision(
     mechanism = mechanism_of(model)
     if model == "softmax" and not options:
         return DecisionModel(host)
-    layers: Any = -1 if model == "primal_plus" else "all"
+    layers: Any = -1 if is_of_last_layer(model) else "all"
     return DecisionModel(patch(host, mechanism, layers, **options))
 
 

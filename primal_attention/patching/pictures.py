@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS
-from primal_attention.models.stacks import mechanism_of
+from primal_attention.models.stacks import is_of_last_layer, mechanism_of
 from primal_attention.patching.patch import patch
 
 _POOLINGS = {"class_token": "token", "mean": "avg"}
@@ -96,7 +96,7 @@ def build_pictures(
     if model != "softmax" or options:
         if "max_tokens" in inspect.signature(ATTENTIONS[mechanism]).parameters:
             options = {"max_tokens": num_tokens(image, size), **options}
-        patch(host, mechanism, -1 if model == "primal_plus" else "all", **options)
+        patch(host, mechanism, -1 if is_of_last_layer(model) else "all", **options)
     return PictureClassifier(host, *statistics)
 
 

@@ -14,7 +14,10 @@ from primal_attention.models.stacks import mechanism_of
 from primal_attention.training import Recipe
 
 DEVICES = ("auto", "cpu", "cuda")
-_PRIMAL = ("num_directions", "samples_per_direction", "landmark_dropout", "landmark_jitter")
+_OPTIONS = {
+    "primal": ("num_directions", "samples_per_direction", "landmark_dropout", "landmark_jitter"),
+    "primal_time": ("num_directions",),
+}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -133,8 +136,7 @@ def device_type(device: str) -> str:
 
 
 def _attention_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    primal = mechanism_of(values["model"]) == "primal"
-    named = {name: values[name] for name in _PRIMAL} if primal else {}
+    named = {name: values[name] for name in _OPTIONS.get(mechanism_of(values["model"]), ())}
     return {**named, **(values["attention"] or {})}
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.models.stacks import mechanism_of
+from primal_attention.models.stacks import has_objective, mechanism_of
 from primal_attention.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -58,25 +58,28 @@ class Space:
 
 _POOLINGS = ("mean", "class_token", "flatten")
 _PLAIN_SPACE = Space({"pooling": _POOLINGS}, {"lr": (1e-4, 5e-3, "log"), "dropout": (0.0, 0.5, "")})
-_PRIMAL_SPACE = Space(
+_TIME_SPACE = Space(
     {**_PLAIN_SPACE.choices, "attention.num_directions": (10, 20, 30, 40, 50, 60)},
+    {**_PLAIN_SPACE.ranges, "eta": (1e-3, 1.0, "log")},
+)
+_PRIMAL_SPACE = Space(
+    _TIME_SPACE.choices,
     {
-        **_PLAIN_SPACE.ranges,
-        "eta": (1e-3, 1.0, "log"),
+        **_TIME_SPACE.ranges,
         "attention.landmark_dropout": (0.0, 0.5, ""),
         "attention.landmark_jitter": (0.0, 1.0, ""),
     },
 )
+_SPACES = {"primal": _PRIMAL_SPACE, "primal_time": _TIME_SPACE}
 
 
 def space_of(sampler: str, model: str) -> Space:
     """The paper's grid, or the ranges of a free search; without what the model does not have."""
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, got {sampler!r}")
-    primal = mechanism_of(model) == "primal"
     if sampler == "tpe":
-        return _PRIMAL_SPACE if primal else _PLAIN_SPACE
-    if not primal:
+        return _SPACES.get(mechanism_of(model), _PLAIN_SPACE)
+    if not has_objective(model):
         raise ValueError(
             f"the grid is over num_directions and eta, which {model} does not have; use "
             "--sampler tpe"

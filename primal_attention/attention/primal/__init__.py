@@ -4,6 +4,7 @@ from primal_attention.attention.primal.fold import FoldedPrimalAttention
 from primal_attention.attention.primal.layer import PrimalAttention
 from primal_attention.attention.primal.state import PrimalState
 from primal_attention.attention.primal.statistics import KSVDLayer, KSVDStatistics
+from primal_attention.attention.primal.time_weighted import PrimalTimeAttention
 
 __all__ = [
     "FoldedPrimalAttention",
@@ -11,4 +12,5 @@ __all__ = [
     "KSVDStatistics",
     "PrimalAttention",
     "PrimalState",
+    "PrimalTimeAttention",
 ]

@@ -83,7 +83,7 @@ class FoldedPrimalAttention(nn.Module):
         qk = self.qk_proj(zero_padding(x, token_mask))
         heads = torch.unflatten(qk, -1, (self._num_sides, self.num_heads, -1))
         q, k = heads[:, :, 0], heads[:, :, -1]  # the same where only one side is output
-        sides = sides_of(self.features, q, k, None, Tokens(qk, token_mask))
+        sides = sides_of(self.features, q, k, None, None, Tokens(qk, token_mask))
         if self.causal:
             state = self.init_state(x.shape[0]) if state is None else state
             sides, past = causal_sides(self.features, sides, state, static=True)

@@ -19,7 +19,7 @@ from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.primal.state import PrimalState
 from primal_attention.attention.primal.statistics import Features, KernelSums, Pair
 from primal_attention.feature_maps import normaliser
-from primal_attention.ops.causal import dual_scores, running_mean, token_counts
+from primal_attention.ops.causal import Scanned, running_mean, scan, token_counts
 from primal_attention.ops.landmarks import Landmarks, sampled_weights
 from primal_attention.ops.primal import both_sides, moment, primal_scores, zeroed
 from primal_attention.precision import accumulate, exact
@@ -30,6 +30,7 @@ class Sides(NamedTuple):
 
     z: Tensor  # [2, H, B, N, C]
     h: Tensor | None  # [2, H, B, N, S]: H_e and H_r; None unless weights are dual
+    steps: Tensor | None  # [H, B, N]: how much time passes at each token; None without a decay
     maps: tuple[str, ...]
     tokens: Tokens
 
@@ -55,21 +56,33 @@ class Heads(NamedTuple):
     """Scores, and what the objectives need of their making."""
 
     scores: Tensor  # [2, H, B, N, S]
-    weights: Tensor  # W_{e|X} and W_{r|X}: [2, H, B, P, S], or [2, H, P, S] for all sequences
     sums: KernelSums | None  # None outside of training
 
 
+class Given(NamedTuple):
+    """What scores are made with beside the tokens."""
+
+    features: FeaturePair
+    parameters: Tensor | None  # w_e, w_r side by side [H, M or P, 2 S]; None for dual weights
+    divided: bool  # whether the sums of dual weights are divided by the number of tokens
+
+
 def sides_of(
-    features: FeaturePair, q: Tensor, k: Tensor, h: Tensor | None, tokens: Tokens
+    features: FeaturePair,
+    q: Tensor,  # [B, N, H, C]
+    k: Tensor,
+    h: Tensor | None,  # [B, N, 2, H, S]
+    steps: Tensor | None,  # [B, N, H]
+    tokens: Tokens,
 ) -> Sides:
-    """Both sides from projections q, k [B, N, H, C] and h [B, N, 2, H, S]."""
+    """Both sides from projections."""
     h = None if h is None else h.permute(2, 3, 0, 1, 4)
-    return Sides(both_sides(q, k), h, features.names, tokens)
+    steps = None if steps is None else steps.permute(2, 0, 1)
+    return Sides(both_sides(q, k), h, steps, features.names, tokens)
 
 
 def bidirectional(
-    features: FeaturePair,
-    parameters: Tensor | None,  # w_e, w_r side by side [H, M or P, 2 S]; None for dual weights
+    given: Given,
     here: Sides,
     there: Sides,  # of the context; the same in self-attention
     landmarks: Landmarks | None,
@@ -77,15 +90,22 @@ def bidirectional(
     training: bool,
 ) -> Heads:
     """Queries of the tokens, keys of the source."""
-    here, there = kernel_sides(features, here, there)
-    if parameters is None:
+    here, there = kernel_sides(given.features, here, there)
+    if here.steps is not None:
+        scores, _, _ = _scanned(here, None, future=True)
+        return Heads(scores, _timed_sums(here, scores) if training else None)
+    if given.parameters is None:
         weights = _dual_weights(here, there)
     elif landmarks is None:
-        weights = _static_weights(parameters)
+        weights = _static_weights(given.parameters)
     else:
-        weights = sampled_weights(landmarks, parameters)
+        weights = sampled_weights(landmarks, given.parameters)
     scores = primal_scores(here.z, weights, here.maps, here.mask)
-    return Heads(scores, weights, _sums(here, there, scores, weights) if training else None)
+    sums = _sums(here, there, scores, weights) if training else None
+    if given.parameters is None and not given.divided:  # e of the keys, r of the queries
+        counts = torch.stack((there.tokens.num_real(), here.tokens.num_real()))
+        scores = scores * counts[:, None, :, None, None]
+    return Heads(scores, sums)
 
 
 def kernel_sides(features: FeaturePair, here: Sides, there: Sides) -> tuple[Sides, Sides]:
@@ -134,6 +154,28 @@ def _token_mean(sides: Sides) -> Tensor:
     if sides.mask is None:
         return total / sides.z.shape[-2]
     return total / sides.tokens.num_real().clamp(min=1)[:, None, None]
+
+
+def _scanned(sides: Sides, before: Tensor | None, *, future: bool, grams: bool = False) -> Scanned:
+    """Sums of the kernel values and dual variables of other tokens, and those after the last."""
+    assert sides.h is not None
+    return scan(
+        sides.z,
+        sides.h,
+        sides.maps,
+        sides.mask,
+        before,
+        steps=sides.steps,
+        future=future,
+        grams=grams,
+    )
+
+
+def _timed_sums(sides: Sides, scores: Tensor) -> KernelSums:
+    """Sums of the scores and dual variables; the features of a kernel with a time are infinite."""
+    assert sides.h is not None
+    trace = (sides.h[0] * scores[0]).sum((-2, -1)).T
+    return KernelSums(None, given_energies=_energies(scores), trace=trace)
 
 
 def _sums(here: Sides, there: Sides, scores: Tensor, weights: Tensor) -> KernelSums:
@@ -191,37 +233,30 @@ def causal_sides(
 
 
 def causal(
-    features: FeaturePair,
-    parameters: Tensor | None,  # [H, P, 2 S]; None for dual weights
-    sides: Sides,
-    state: PrimalState | None,
-    *,
-    training: bool,
+    given: Given, sides: Sides, state: PrimalState | None, *, training: bool
 ) -> tuple[Heads, PrimalState]:
     r"""The tokens that follow a state, and the state after them.
 
     Static weights read the running means of queries and keys. Dual weights are means over the
     tokens so far: $e_t = \frac1t \sum_{\tau \le t} h_{r,\tau} \phi_q(x_t)^\top \phi_k(x_\tau)$, and
-    r with the sides exchanged.
+    r with the sides exchanged; with a decay they are sums.
     """
-    static = parameters is not None
-    sides, past = causal_sides(features, sides, state, static=static)
-    if parameters is not None:
-        weights = _static_weights(parameters)
+    static = given.parameters is not None
+    sides, past = causal_sides(given.features, sides, state, static=static)
+    sums = None
+    if given.parameters is not None:
+        weights = _static_weights(given.parameters)
         scores = primal_scores(sides.z, weights, sides.maps, sides.mask)
-        sums = None
         if training:
             sums = KernelSums(_pair(weights), (sides.features,), _energies(scores))
-    else:
-        assert sides.h is not None
-        before = None if state is None else state.sums()
-        scores, total, grams = dual_scores(
-            sides.z, sides.h, sides.maps, sides.mask, before, grams=training
-        )
-        counts = past.counts.clamp(min=1)
-        scores, weights = scores / counts, total.flip(0) / counts[:, -1:]
-        sums = None
-        if grams is not None:
-            sums = KernelSums(_pair(weights), given_grams=_pair(grams))
-        past = past._replace(total=total)
-    return Heads(scores, weights, sums), past.state()
+        return Heads(scores, sums), past.state()
+    timed = sides.steps is not None
+    before = None if state is None else state.sums()
+    scores, total, grams = _scanned(sides, before, future=False, grams=training and not timed)
+    counts = past.counts.clamp(min=1)
+    if timed and training:
+        sums = _timed_sums(sides, scores)
+    if grams is not None:
+        sums = KernelSums(_pair(total.flip(0) / counts[:, -1:]), given_grams=_pair(grams))
+    scores = scores / counts if given.divided else scores
+    return Heads(scores, sums), past._replace(total=total).state()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeaturePair
+from primal_attention.attention.base.learned_time import TimedLayer, rms_normed
 from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
 from primal_attention.attention.base.projections import (
     autocast_dtype,
@@ -22,6 +23,7 @@ from primal_attention.attention.base.projections import (
     packed,
     projected,
 )
+from primal_attention.attention.base.rotary import check_rotary, rotary_positions, rotated
 from primal_attention.attention.base.validation import (
     check_choice,
     check_heads,
@@ -48,7 +50,7 @@ from primal_attention.ops.primal import features
 from primal_attention.precision import accumulate
 
 
-class PrimalAttention(KSVDLayer):
+class PrimalAttention(KSVDLayer, TimedLayer):
     r"""Self-attention as the singular value decomposition of its kernel, in the primal.
 
     $o_i = \mathrm{score\_proj}([e_i; r_i])$ with $e_i = W_{e|X}^\top \phi_q(x_i)$ and
@@ -71,11 +73,18 @@ class PrimalAttention(KSVDLayer):
         landmark_jitter: In training, moves landmarks within so many landmark spacings.
         gain: The Frobenius norm that each head's w_e and w_r start with (1 as released; the root of
             ``num_directions`` makes the directions unit vectors, on average). Not of dual weights.
-        feature_map: ``cosine``, ``exponential``, ``elu``, ``relu``, ``identity``, a
+        feature_map: ``cosine``, ``exponential``, ``elu``, ``unit_elu``, ``relu``, ``identity``, a
             :class:`~primal_attention.feature_maps.FeatureMap`, or a pair (queries, keys) of these.
         causal: Each token sees itself and those before it. With static weights q and k become
             running means; dual weights are means up to the token; sampled weights cannot be causal.
         scores: What is output, ``both``, ``e`` or ``r``; the objectives always use both.
+        decay: Weigh the kernel of dual weights by $e^{-|a_i - a_j|}$, the Ornstein-Uhlenbeck kernel
+            of a time a: ``"fixed"``, at each token a step that the head learns, or ``"learned"``,
+            one that is projected from the token. The sums are then divided by nothing.
+        score_norm: Divide the scores of each head by their root mean square, with a learned gain,
+            in place of the division of dual weights by the number of tokens.
+        gate: Multiply the outputs of the heads by the silu of a projection of the token.
+        rotary: Turn queries and keys by their positions among the real tokens before the map.
         dropout: Probability of dropout after the output projection.
         bias: Whether the projections have a bias.
     """
@@ -99,6 +108,10 @@ class PrimalAttention(KSVDLayer):
         feature_map: FeatureMapSpec = "cosine",
         causal: bool = False,
         scores: str = "both",
+        decay: str | None = None,
+        score_norm: bool = False,
+        gate: bool = False,
+        rotary: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
     ):
@@ -108,7 +121,7 @@ class PrimalAttention(KSVDLayer):
             samples_per_direction=samples_per_direction,
             max_tokens=max_tokens,
         )
-        check_weights(weights, causal=causal, gain=gain, landmark_jitter=landmark_jitter)
+        check_weights(weights, decay, causal=causal, gain=gain, landmark_jitter=landmark_jitter)
         check_choice("scores", scores, ("both", "e", "r"))
         check_probabilities(landmark_dropout=landmark_dropout, dropout=dropout)
         super().__init__(num_heads, num_directions)
@@ -116,7 +129,10 @@ class PrimalAttention(KSVDLayer):
         self.weights, self.causal, self.scores = weights, causal, scores
         self.landmark_dropout, self.landmark_jitter = landmark_dropout, landmark_jitter
         self.gain, self.dropout = gain, dropout
+        self.score_norm, self.gate, self.rotary = score_norm, gate, rotary
         self.features = FeaturePair(feature_map, head_dim)
+        if rotary:
+            check_rotary(head_dim)
         if weights == "sampled" and self.features.feature_dim != head_dim:
             raise ValueError(
                 f"weights='sampled' needs a feature_map with as many features as head dimensions, "
@@ -134,15 +150,26 @@ class PrimalAttention(KSVDLayer):
             self.w_e = nn.Parameter(torch.empty(num_heads, rows, num_directions))
             self.w_r = nn.Parameter(torch.empty(num_heads, rows, num_directions))
         sides = 2 if scores == "both" else 1
+        if score_norm:
+            self.score_gain = nn.Parameter(torch.empty(sides * num_directions))
         self.score_proj = nn.Linear(sides * num_directions, head_dim, bias=bias)
+        self.add_time(decay, dim, num_heads, normalised=self.features.normalised)
+        if gate:
+            self.gate_proj = nn.Linear(dim, dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw w_e, w_r (orthogonal over the heads, as released) and Lambda, uniform in (0, 1)."""
+        """Draw w_e, w_r (orthogonal over the heads, as released) and Lambda, uniform in (0, 1).
+
+        A gain starts at 1, the shares that heads with a fixed decay keep between 0.88 and 0.998.
+        """
         if self.weights != "dual":
             nn.init.orthogonal_(self.w_e, self.gain)
             nn.init.orthogonal_(self.w_r, self.gain)
+        if self.score_norm:
+            nn.init.ones_(self.score_gain)
+        self.reset_time()
         self.reset_lambda()
 
     @classmethod
@@ -226,9 +253,8 @@ class PrimalAttention(KSVDLayer):
             )
         tokens = self._tokens(x, token_mask)
         state = self.init_state(x.shape[0]) if state is None else state
-        run, state = heads.causal(
-            self.features, self._directions(), self._sides(tokens), state, training=False
-        )
+        sides = self._sides(tokens, before=state.num_tokens)
+        run, state = heads.causal(self._given(), sides, state, training=False)
         return self._output(run.scores, tokens), state
 
     def step(self, x_t: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
@@ -241,6 +267,11 @@ class PrimalAttention(KSVDLayer):
         if self.weights != "static":
             raise ValueError(
                 f"fold needs weights='static', got {self.weights!r}, which depend on the input"
+            )
+        if self.score_norm or self.gate or self.rotary:
+            raise ValueError(
+                f"fold needs a map that is linear in the features, got score_norm="
+                f"{self.score_norm}, gate={self.gate}, rotary={self.rotary}"
             )
         for name in ("q_proj", "k_proj", "score_proj", "out_proj"):
             if not is_plain(getattr(self, name)):
@@ -274,7 +305,8 @@ class PrimalAttention(KSVDLayer):
         """The sizes and choices, for printing."""
         return (
             f"{self.dim}, {self.num_heads}, {self.num_directions}, weights={self.weights!r}, "
-            f"causal={self.causal}, scores={self.scores!r}"
+            f"causal={self.causal}, scores={self.scores!r}, decay={self.decay!r}, "
+            f"score_norm={self.score_norm}, gate={self.gate}, rotary={self.rotary}"
         )
 
     def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
@@ -287,25 +319,39 @@ class PrimalAttention(KSVDLayer):
     def _projections(self) -> list[nn.Module]:
         """The projections of the tokens."""
         dual = [self.h_proj] if self.weights == "dual" else []
-        return [self.q_proj, self.k_proj, *dual]
+        gate = [self.gate_proj] if self.gate else []
+        return [self.q_proj, self.k_proj, *dual, *gate]
 
-    def _sides(self, tokens: Tokens, padding: Padding | None = None) -> heads.Sides:
-        """Queries, keys and dual variables; of packed tokens, those of the padded sequences."""
+    def _sides(
+        self, tokens: Tokens, padding: Padding | None = None, before: Tensor | None = None
+    ) -> heads.Sides:
+        """Queries, keys, dual variables and time; of packed tokens, of the padded sequences.
+
+        The tokens come after so many others, [B].
+        """
         x, H = tokens.x, self.num_heads
         q = torch.unflatten(self.q_proj(x), -1, (H, -1))
         k = torch.unflatten(self.k_proj(x), -1, (H, -1))
         h = None
         if self.weights == "dual":
             h = torch.unflatten(self.h_proj(x), -1, (2, H, -1))
+        steps = self.time_steps(*tokens)
         if padding is not None:
-            q, k, h = padding.pad(q), padding.pad(k), None if h is None else padding.pad(h)
+            q, k = padding.pad(q), padding.pad(k)
+            h, steps = (None if each is None else padding.pad(each) for each in (h, steps))
             x = padding.pad(x) if self.weights == "sampled" else q.flatten(-2)
             tokens = Tokens(x, padding.mask)
-        return heads.sides_of(self.features, q, k, h, tokens)
+        if self.rotary:
+            positions = rotary_positions(*tokens, before)
+            q, k = rotated(q, positions), rotated(k, positions)
+        return heads.sides_of(self.features, q, k, h, steps, tokens)
 
-    def _directions(self) -> Tensor | None:
-        """w_e and w_r side by side, [H, M or P, 2 S]; None for dual weights."""
-        return None if self.weights == "dual" else torch.cat((self.w_e, self.w_r), -1)
+    def _given(self) -> heads.Given:
+        """What the layer's scores are made with beside its tokens."""
+        dual = self.weights == "dual"
+        parameters = None if dual else torch.cat((self.w_e, self.w_r), -1)
+        divided = dual and self.decay is None and not self.score_norm
+        return heads.Given(self.features, parameters, divided)
 
     def _attend(self, here: heads.Sides, there: heads.Sides) -> Tensor:
         """Scores [2, H, B, N, S]; a training pass keeps what the objectives need.
@@ -313,24 +359,22 @@ class PrimalAttention(KSVDLayer):
         Before the output projection: a sharded layer gathers its parameters again when the gradient
         of its output arrives, and these nodes must run after that.
         """
-        features, parameters, training = self.features, self._directions(), self.training
         landmarks = None
         if self.causal:
-            run, _ = heads.causal(features, parameters, here, None, training=training)
+            run, _ = heads.causal(self._given(), here, None, training=self.training)
         else:
             landmarks = self._landmarks(there.tokens)
-            run = heads.bidirectional(
-                features, parameters, here, there, landmarks, training=training
-            )
+            run = heads.bidirectional(self._given(), here, there, landmarks, training=self.training)
         if run.sums is not None:
             self.record(self._statistics(run.sums, landmarks, here.tokens, there.tokens))
         return run.scores
 
     def _fused(self, tokens: Tokens) -> Tensor | None:
         """Outputs of the heads [B, N, H, C] by one fused node; None where none takes the layer."""
-        if not is_large(tokens.x) or self.features.has_modules:
+        given = self.decay, self.score_norm, self.rotary, self.features.has_modules
+        if any(given) or not is_large(tokens.x):
             return None
-        projection = packed(tokens.x, self._projections())
+        projection = packed(tokens.x, self._projections()[: 3 if self.weights == "dual" else 2])
         if projection is None or not is_plain(self.score_proj):
             return None
         landmarks, dual = self._landmarks(tokens), self.weights == "dual"
@@ -375,7 +419,7 @@ class PrimalAttention(KSVDLayer):
             self.lambda_diag,
             num_queries,
             num_queries if source is tokens else source.num_real(),
-            averaged=self.weights == "dual",
+            averaged=self.weights == "dual" and self.decay is None,
             with_gradients=torch.is_grad_enabled(),
             half=tokens.x.dtype.itemsize == 2,
             num_tokens=tokens.x.shape[1] if source is tokens and tokens.mask is None else None,
@@ -391,7 +435,9 @@ class PrimalAttention(KSVDLayer):
         """Map the scores that are output to the heads, and these to the outputs."""
         if self.scores != "both":
             scores = scores[:1] if self.scores == "e" else scores[1:]
-        rows = scores.permute(2, 3, 1, 0, 4).flatten(-2).to(tokens.x.dtype)  # [B, N, H, 2 S]
+        rows = scores.permute(2, 3, 1, 0, 4).flatten(-2)  # [B, N, H, 2 S]
+        rows = rms_normed(rows, self.score_gain) if self.score_norm else rows
+        rows = rows.to(tokens.x.dtype)
         rows = rows if padding is None else padding.unpad(rows)
         return self._outputs(self.score_proj(rows), tokens)
 
@@ -401,7 +447,9 @@ class PrimalAttention(KSVDLayer):
         heads_out = self.with_zero_gradients(
             heads_out, None if unused is None else getattr(self, unused, None)
         )
-        y = projected(heads_out.flatten(-2), self.out_proj)
+        y = heads_out.flatten(-2)
+        y = y * F.silu(self.gate_proj(tokens.x)) if self.gate else y
+        y = projected(y, self.out_proj)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _landmarks(self, source: Tokens) -> Landmarks | None:
@@ -435,6 +483,11 @@ class PrimalAttention(KSVDLayer):
             raise ValueError(
                 "a context does not go with weights='static', which never look at it; "
                 "use weights='sampled' or weights='dual'"
+            )
+        if context is not None and self.decay is not None:
+            raise ValueError(
+                f"a context does not go with decay={self.decay!r}: its tokens have no time in "
+                f"common with those of x"
             )
 
     def _check_causal(self, method: str) -> None:

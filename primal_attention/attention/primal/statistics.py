@@ -40,14 +40,31 @@ class Grams(NamedTuple):
 class KernelSums(NamedTuple):
     """Sums over the real tokens, and the weights given the data."""
 
-    weights: Pair  # W_{e|X} and W_{r|X}: [B, H, P, S], or [H, P, S] for all sequences
+    given_weights: Pair | None  # W_{e|X}, W_{r|X}: [B, H, P, S], or [H, P, S] for all sequences
     features: tuple[Features, ...] = ()  # of both sides, for what is not given
     given_energies: Tensor | None = None
     given_grams: Pair | None = None
+    trace: Tensor | None = None  # Tr(W_e^T W_r) = sum_i <h_e(x_i), e_i> where that is a sum, [B, H]
+
+    @property
+    def weights(self) -> Pair:
+        """W_{e|X} and W_{r|X}.
+
+        Raises:
+            ValueError: The kernel has a decay.
+        """
+        if self.given_weights is None:
+            raise ValueError(
+                "explained_energy and other measures of the weights are made of Gram matrices, "
+                "which do not determine a kernel with a decay: its features are as many as there "
+                "are tokens; use the objective 'released', 'released_batch' or 'zero'"
+            )
+        return self.given_weights
 
     @property
     def grams(self) -> Grams:
         """Gram matrices; computed when they are asked for."""
+        _ = self.weights
         if self.given_grams is not None:
             return Grams(*self.given_grams)
         return Grams(*torch.cat([gram(*sides) for sides in self.features]).transpose(1, 2))
@@ -113,7 +130,10 @@ class KSVDStatistics(NamedTuple):
             if fused is not None:
                 return fused
         trace = self.trace
-        if trace is None:
+        if self.sums.trace is not None:
+            trace = self.sums.trace
+            trace = trace / self.num_queries.clamp(min=1)[:, None] if averaged else trace
+        elif trace is None:
             trace = (self.w_e_given_x * self.w_r_given_x).sum((-2, -1))
         return mean_j(self.sums.energies, trace, *rest, **options, num_tokens=self.num_tokens)
 

@@ -10,7 +10,9 @@ import math
 from primal_attention.attention.base.validation import check_choice
 
 
-def check_weights(weights: str, *, causal: bool, gain: float, landmark_jitter: float) -> None:
+def check_weights(
+    weights: str, decay: str | None, *, causal: bool, gain: float, landmark_jitter: float
+) -> None:
     """Raise unless a layer can have such weights."""
     check_choice("weights", weights, ("static", "sampled", "dual"))
     if not 0 <= landmark_jitter < math.inf:
@@ -24,4 +26,9 @@ def check_weights(weights: str, *, causal: bool, gain: float, landmark_jitter: f
         raise ValueError(
             "causal=True does not go with weights='sampled': landmarks show every token the "
             "future; use weights='static' or weights='dual'"
+        )
+    if decay is not None and weights != "dual":
+        raise ValueError(
+            f"decay={decay!r} needs weights='dual': it is a weight on pairs of tokens, which "
+            f"weights={weights!r} do not have"
         )

@@ -18,8 +18,15 @@ class Directions(NamedTuple):
 
 
 def with_directions(recipe: Recipe, directions: Directions) -> Recipe:
-    """The recipe with those settings, where its model has Primal layers."""
-    if mechanism_of(recipe.model) != "primal":
+    """The recipe with those settings, where its model has Primal layers.
+
+    Of layers with a learned time the number of directions alone: they sample nothing, and no weight
+    of their objective has been chosen yet.
+    """
+    mechanism = mechanism_of(recipe.model)
+    if mechanism == "primal_time":
+        return replace(recipe, attention={"num_directions": directions.num})
+    if mechanism != "primal":
         return recipe
     options = {
         "num_directions": directions.num,

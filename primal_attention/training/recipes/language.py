@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from primal_attention.models.stacks import mechanism_of
+from primal_attention.models.stacks import has_objective, mechanism_of
 from primal_attention.tasks import LANGUAGE_SETS
 from primal_attention.training.recipe import Recipe, nearest
 
@@ -78,8 +78,10 @@ def language_clean(name: str, model: str, seed: int = 0) -> Recipe:
 
 def _options(model: str) -> dict[str, Any]:
     """Of the Primal layers: static weights in Primal.+, as the authors have them."""
-    if mechanism_of(model) != "primal":
+    if not has_objective(model):
         return {}
+    if mechanism_of(model) == "primal_time":
+        return {"num_directions": NUM_DIRECTIONS}
     #   Where all layers are Primal, tokens would meet in running means alone with static ones.
     weights = "dual" if model == "primalformer" else "static"
     return {"num_directions": NUM_DIRECTIONS, "weights": weights}

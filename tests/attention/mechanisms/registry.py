@@ -4,7 +4,16 @@ from primal_attention import ATTENTIONS, build_attention, ksvd_loss
 from primal_attention.testing import Status, check_attention
 
 NAMES = [
-    *("primal", "softmax", "softmax_bn", "softmax_sh", "softmax_bn_sh", "linear", "linear_bn"),
+    *(
+        "primal",
+        "primal_time",
+        "softmax",
+        "softmax_bn",
+        "softmax_sh",
+        "softmax_bn_sh",
+        "linear",
+        "linear_bn",
+    ),
     *("performer", "linformer", "nystrom", "reformer", "longformer", "yoso", "cosformer"),
     *("soft", "flow", "sparse"),
 ]
@@ -19,7 +28,7 @@ def build(name, causal, **options):
 
 
 def assert_keeps_the_contract(name, *, causal):
-    objective = ksvd_loss if name == "primal" else None
+    objective = ksvd_loss if name.startswith("primal") else None
     report = check_attention(lambda: build(name, causal), causal=causal, objective=objective)
     exempt = [result.name for result in report.results if result.status is Status.EXEMPT]
     assert exempt == EXEMPT.get(name, [])
