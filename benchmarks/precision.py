@@ -1,6 +1,6 @@
 """Error of every mechanism in float32, bfloat16 and float16 against float64.
 
-    python benchmarks/precision.py [--out FILE.csv]
+    python benchmarks/precision.py [MECHANISM ...] [--out FILE.csv]
 
 Each layer is built once and moved to the precision; the same input, mask and output gradient go
 through it. The error is |a - b| / |b| over all real tokens (outputs, input gradients) and over all
@@ -14,6 +14,7 @@ import argparse
 import copy
 import csv
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -38,9 +39,10 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
 
-def builds() -> list[tuple[str, bool, dict[str, object]]]:
+def builds(names: Iterable[str]) -> list[tuple[str, bool, dict[str, object]]]:
     rows: list[tuple[str, bool, dict[str, object]]] = []
-    for name, kind in ATTENTIONS.items():
+    for name in names:
+        kind = ATTENTIONS[name]
         for causal in (False, True):
             if name == "primal":
                 for weights in ("static", "dual") if causal else ("sampled", "dual"):
@@ -69,6 +71,7 @@ def write(path: Path, rows: list[list[object]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("mechanisms", nargs="*", metavar="MECHANISM", help="defaults to all")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default=None, help="defaults to the checkout's")
     options = parser.parse_args()
@@ -84,7 +87,7 @@ def main() -> None:
     header = ["mechanism", "options", "causal", "dtype", "output", "input_grad", "parameter_grad"]
     header += ["seed", "device", "torch", "commit"]
     rows = read(options.out)
-    for name, causal, extra in builds():
+    for name, causal, extra in builds(options.mechanisms or ATTENTIONS):
         torch.manual_seed(0)
         layer = ATTENTIONS[name](D, H, causal=causal, **extra).to(device).eval()
         x, grad = torch.randn(2, B, N, D, device=device, dtype=torch.float64)
