@@ -87,20 +87,26 @@ def duality(model: nn.Module, data: Data) -> Duality:
         model: A model with Primal layers, or such a layer.
         data: As for :func:`~primal_attention.analysis.spectrum`.
     """
-    layers = [one for one in find_layers(model).found if isinstance(one.mechanism, PrimalAttention)]
-    if not layers:
+    found = [one for one in find_layers(model).found if isinstance(one.mechanism, PrimalAttention)]
+    if not found:
         raise ValueError(f"model: {type(model).__name__} has no Primal layer")
+    layers = [one for one in found if one.mechanism.decay is None]
+    if not layers:
+        raise ValueError(
+            f"model: all Primal layers of {type(model).__name__} have a decay, whose weights are "
+            f"another matrix at each token; there is no KKT residual of them"
+        )
     kept = {layer.name: Running() for layer in layers}
     for layer, run in passes(model, data, layers):
         assert isinstance(run, PrimalRun)
         for sequence in run.sequences():
             kept[layer.name].add(torch.tensor([_numbers(one) for one in heads_of(sequence)]))
-    found = [(layer, kept[layer.name]) for layer in layers if kept[layer.name].count]
-    if not found:
+    measured = [(layer, kept[layer.name]) for layer in layers if kept[layer.name].count]
+    if not measured:
         raise ValueError(f"data: no Primal layer of {type(model).__name__} saw a real token")
     return Duality(
         type(model).__name__,
-        tuple(_result(one.name, one.mechanism, numbers) for one, numbers in found),
+        tuple(_result(one.name, one.mechanism, numbers) for one, numbers in measured),
     )
 
 
@@ -114,7 +120,7 @@ def heads_of(sequence: PrimalSequence) -> list[HeadDuality]:
 
 def point_of(sequence: PrimalSequence) -> KSVDPoint:
     """The variables of the Lagrangian (13) as one head, [N, P] and so on, has them."""
-    phi_q, phi_k, f_x, w_e, w_r, h, lambda_diag = sequence
+    phi_q, phi_k, f_x, w_e, w_r, h, lambda_diag, _ = sequence
     scores = primal_scores(phi_q, phi_k, *weights_given_x(w_e, w_r, f_x))
     if h is None:
         dual = scores.e * lambda_diag, scores.r * lambda_diag
@@ -126,7 +132,7 @@ def point_of(sequence: PrimalSequence) -> KSVDPoint:
 
 def _of_head(sequence: PrimalSequence, head: int) -> PrimalSequence:
     h = None if sequence.h is None else (sequence.h[0][head], sequence.h[1][head])
-    phi_q, phi_k, f_x, w_e, w_r, _, lambda_diag = (
+    phi_q, phi_k, f_x, w_e, w_r, _, lambda_diag, _ = (
         None if one is None or isinstance(one, tuple) else one[head] for one in sequence
     )
     return PrimalSequence(phi_q, phi_k, f_x, w_e, w_r, h, lambda_diag)  # type: ignore[arg-type]
@@ -170,7 +176,7 @@ def _factors(sequence: PrimalSequence) -> tuple[Tensor, Tensor]:
         phi_q=sequence.phi_q[None],
         phi_k=sequence.phi_k[None],
         f_x=None if sequence.f_x is None else sequence.f_x[None],
-    ).kernel()
+    ).factors()
     return kernel.left[0], kernel.right[0]
 
 

@@ -3,6 +3,7 @@ r"""What a Primal layer did with one batch: features, weights and the kernel bet
 The kernel of a layer is that of Theorem 3.2, $K = \Phi_q F_X^\top F_X \Phi_k^\top$, whose KSVD the
 layer stands for. It has at most P singular values. As in the objectives, a causal layer with static
 weights has the features of its running means, and one with dual weights those of all its tokens.
+With a decay, $K_{ij} = e^{-|a_i - a_j|} \phi_q(x_i)^\top \phi_k(x_j)$ has any rank and is dense.
 
 Letters: B batch, N queries, T keys, D model dim, H heads, C head dim, P features, S directions,
 M landmarks.
@@ -18,10 +19,16 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from primal_attention.analysis.matrices import LowRankHeads, triangle
+from primal_attention.analysis.matrices import (
+    DenseHeads,
+    HeadMatrices,
+    LowRankHeads,
+    triangle,
+)
 from primal_attention.analysis.runs import real
 from primal_attention.attention.base.features import Side
 from primal_attention.attention.base.masks import real_tokens
+from primal_attention.attention.base.rotary import rotary_positions, rotated
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.feature_maps import FIXED_MAPS, normaliser
 from primal_attention.ops.landmarks import choose_landmarks
@@ -37,9 +44,17 @@ class PrimalSequence(NamedTuple):
     w_r: Tensor
     h: tuple[Tensor, Tensor] | None  # H_e [H, N, S], H_r [H, T, S] of dual weights
     lambda_diag: Tensor  # [H, S]
+    times: Tensor | None = None  # [H, N], with a decay
 
-    def kernel(self, *, crossing: bool = False) -> LowRankHeads:
-        """K by its factors."""
+    def kernel(self, *, crossing: bool = False) -> HeadMatrices:
+        """K by its factors, or with a decay as it is."""
+        if self.times is not None:
+            lags = self.times[:, :, None] - self.times[:, None, :]
+            return DenseHeads((-lags.abs()).exp() * (self.phi_q @ self.phi_k.mT), crossing)
+        return self.factors(crossing=crossing)
+
+    def factors(self, *, crossing: bool = False) -> LowRankHeads:
+        """K without a decay."""
         if self.f_x is None:
             return LowRankHeads(self.phi_q, self.phi_k, crossing)
         root = triangle(self.f_x).mT  # F_X^T F_X = root root^T
@@ -53,13 +68,14 @@ class _Projected(NamedTuple):
     q: Tensor  # [B, N, H, C]
     k: Tensor
     h: Tensor | None  # [B, N, 2, H, S]
+    steps: Tensor | None  # [B, N, H]: how much time passes at each token
     mask: Tensor | None
 
     def sequence(self, b: int) -> _Projected:
         """The real tokens of one sequence, [N, ...]."""
         x, q, k = (real(z, self.mask, b) for z in (self.x, self.q, self.k))
-        h = None if self.h is None else real(self.h, self.mask, b)
-        return _Projected(x, q, k, h, None)
+        h, steps = (None if z is None else real(z, self.mask, b) for z in (self.h, self.steps))
+        return _Projected(x, q, k, h, steps, None)
 
 
 @dataclass(frozen=True)
@@ -98,7 +114,7 @@ class PrimalRun:
             if len(queries.x) and len(keys.x):
                 yield _sequence(self.layer, queries, keys)
 
-    def matrices(self) -> Iterator[LowRankHeads]:
+    def matrices(self) -> Iterator[HeadMatrices]:
         """The kernel of each sequence."""
         for sequence in self.sequences():
             yield sequence.kernel(crossing=self.crossing)
@@ -114,7 +130,10 @@ def _project(layer: PrimalAttention, x: Tensor, token_mask: Tensor | None) -> _P
     h = None
     if layer.weights == "dual":
         h = rearrange(layer.h_proj(x), "b n (two h s) -> b n two h s", two=2, h=layer.num_heads)
-    return _Projected(x, q, k, h, mask)
+    if layer.rotary:
+        positions = rotary_positions(x, mask)
+        q, k = rotated(q, positions), rotated(k, positions)
+    return _Projected(x, q, k, h, layer.time_steps(x, mask), mask)
 
 
 @torch.no_grad()
@@ -127,7 +146,8 @@ def _sequence(layer: PrimalAttention, queries: _Projected, keys: _Projected) -> 
     h_e, h_r = (_heads_first(z) for z in (queries.h[:, 0], keys.h[:, 1]))
     w_e = phi_k.mT @ h_r / phi_k.shape[1]
     w_r = phi_q.mT @ h_e / phi_q.shape[1]
-    return PrimalSequence(phi_q, phi_k, None, w_e, w_r, (h_e, h_r), lambda_diag)
+    times = None if queries.steps is None else queries.steps.double().cumsum(0).T
+    return PrimalSequence(phi_q, phi_k, None, w_e, w_r, (h_e, h_r), lambda_diag, times)
 
 
 def _features(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primal_attention import ATTENTIONS, PrimalAttention, build_attention
-from primal_attention.analysis import attention_matrices, spectrum
+from primal_attention.analysis import attention_matrices, duality, spectrum
 from primal_attention.analysis.layers import find_layers
 from primal_attention.analysis.matrices import DenseHeads, LowRankHeads
 from primal_attention.analysis.passes import passes
@@ -12,7 +12,7 @@ from primal_attention.objectives import ksvd_loss
 
 D, H, N = 21, 3, 53
 NO_MATRIX = {"yoso": "not linear", "longformer": "num_global_tokens=0"}
-WITH_VALUES = [name for name in ATTENTIONS if name not in ("primal", *NO_MATRIX)]
+WITH_VALUES = [name for name in ATTENTIONS if name not in ("primal", "primal_time", *NO_MATRIX)]
 FACTORED = {"linear", "linear_bn", "performer", "cosformer"}
 
 
@@ -128,6 +128,30 @@ def test_the_kernel_of_a_primal_layer_is_that_of_its_objectives(options, crossin
         for mine, its in zip(weights, (run.w_e_given_x, run.w_r_given_x), strict=True):
             torch.testing.assert_close(mine, its if its.ndim == 3 else its[b])
     assert ksvd_loss(layer).isfinite()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_kernel_of_a_layer_with_a_decay_is_what_its_scores_are_made_of(causal):
+    """K H_r are the scores e of the pass in both directions, its triangle those of the causal."""
+    layer = build_attention("primal_time", 8, 2, num_directions=4, causal=causal, rotary=True)
+    layer, batch = layer.double().eval(), poisoned()
+    batch["x"] = batch["x"][..., :8].double()
+    scores = []
+    layer.score_proj.register_forward_pre_hook(lambda module, args: scores.append(args[0]))
+    layer.score_norm = False
+    layer(**batch)
+    ((_, run),) = passes(layer, batch)
+    for b, sequence in enumerate(run.sequences()):
+        kernel = sequence.kernel().matrix
+        kernel = kernel.tril() if causal else kernel
+        e = scores[0][b, batch["token_mask"][b], :, :4].transpose(0, 1)
+        torch.testing.assert_close(kernel @ sequence.h[1], e)
+    assert spectrum(layer, batch).layers
+
+
+def test_duality_is_not_measured_with_a_decay():
+    with pytest.raises(ValueError, match="have a decay, whose weights are another matrix"):
+        duality(build_attention("primal_time", D, H), poisoned())
 
 
 def test_the_kernel_of_sampled_weights_has_the_landmarks_in_the_middle():

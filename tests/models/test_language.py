@@ -20,7 +20,7 @@ CONSTANT = ["static", "dual", "linear", "performer", "flow", "cosformer"]
 def attentions(name, num_layers=2, **options):
     if name in ("static", "dual"):
         return attentions("primalformer", num_layers, weights=name, num_directions=3)
-    model = "primalformer" if name == "primal" else name
+    model = {"primal": "primalformer", "primal_time": "primalformer_time"}.get(name, name)
     return build_attentions(model, num_layers, D, H, causal=True, **options)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
-from primal_attention.attention.primal import PrimalAttention
+from primal_attention.attention.primal import PrimalAttention, PrimalTimeAttention
 from primal_attention.models import MODELS, build_attentions
 from primal_attention.models.stacks import layer_names, mechanism_of
 
@@ -26,9 +26,16 @@ def test_primal_plus_is_softmax_in_all_layers_but_the_last():
     assert types(build_attentions("primal_plus", 1, D, H)) == [PrimalAttention]
 
 
+def test_models_of_the_time_weighted_layer():
+    assert types(build_attentions("primalformer_time", 2, D, H)) == [PrimalTimeAttention] * 2
+    built = build_attentions("primal_time_plus", 3, D, H, causal=True, num_directions=3)
+    assert types(built) == [SoftmaxAttention, SoftmaxAttention, PrimalTimeAttention]
+    assert built[-1].causal and built[-1].num_directions == 3
+
+
 def test_every_mechanism_is_a_model():
     assert {mechanism_of(model) for model in MODELS} == set(ATTENTIONS)
-    for model in MODELS[2:]:
+    for model in MODELS[4:]:
         assert types(build_attentions(model, 2, D, H)) == [ATTENTIONS[model]] * 2
         assert layer_names(model, 2) == (model, model)
 
