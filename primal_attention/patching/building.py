@@ -30,7 +30,7 @@ def resolve_options(attention: str, options: dict[str, Any], parts: Parts) -> di
         defaults |= _IDENTITY_START
     resolved = defaults | options
     if attention == "primal" and resolved["causal"]:
-        resolved.setdefault("weights", "static")
+        resolved.setdefault("weights", "auto")
     return resolved
 
 

@@ -45,8 +45,11 @@ def fit_of(layer: PatchedAttention, replaced: nn.Module) -> Fit:
         layer: The new layer.
         replaced: The mechanism of the teacher in the same place.
     """
-    if isinstance(layer.mechanism, PrimalAttention):
-        return _PrimalFit(layer, layer.mechanism, replaced)
+    mechanism = layer.mechanism
+    if isinstance(mechanism, PrimalAttention):
+        bent = mechanism.decay is not None, mechanism.score_norm, mechanism.gate, mechanism.rotary
+        if not any(bent):  # the outputs are linear in the directions
+            return _PrimalFit(layer, mechanism, replaced)
     return _OutputFit(layer)
 
 

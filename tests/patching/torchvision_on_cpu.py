@@ -40,5 +40,5 @@ def install():
 
 if __name__ == "__main__":
     install()
-elif not any(type(finder).__name__ == "DeclareOperators" for finder in sys.meta_path):
+elif __name__ == "torchvision_on_cpu" or "torchvision_on_cpu" not in sys.modules:
     sys.meta_path.insert(0, DeclareOperators())

@@ -67,6 +67,8 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             unless ``causal`` (or the map has a normaliser): the layer is position-wise.
             ``"dual"``: the stationarity conditions of eq. (14), $W_{e|X} = \Phi_k^\top H_r / n$ and
             $W_{r|X} = \Phi_q^\top H_e / n$ with H_e, H_r projected from the input.
+            ``"auto"``: sampled, or where causal the form that learns best: dual with a learned
+            decay, a norm, a gate and, in place of ``cosine``, the map ``unit_elu``.
         max_tokens: Upper bound of M; longer inputs are sampled.
         samples_per_direction: M is this many times ``num_directions``.
         landmark_dropout: In training, drops whole landmarks with this probability.
@@ -121,6 +123,11 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             samples_per_direction=samples_per_direction,
             max_tokens=max_tokens,
         )
+        if weights == "auto":
+            weights = "dual" if causal else "sampled"
+            if causal:
+                decay, score_norm, gate = decay or "learned", True, True
+                feature_map = "unit_elu" if feature_map == "cosine" else feature_map
         check_weights(weights, decay, causal=causal, gain=gain, landmark_jitter=landmark_jitter)
         check_choice("scores", scores, ("both", "e", "r"))
         check_probabilities(landmark_dropout=landmark_dropout, dropout=dropout)

@@ -14,7 +14,7 @@ def check_weights(
     weights: str, decay: str | None, *, causal: bool, gain: float, landmark_jitter: float
 ) -> None:
     """Raise unless a layer can have such weights."""
-    check_choice("weights", weights, ("static", "sampled", "dual"))
+    check_choice("weights", weights, ("static", "sampled", "dual", "auto"))
     if not 0 <= landmark_jitter < math.inf:
         raise ValueError(f"landmark_jitter must be finite and not negative, got {landmark_jitter}")
     if not 0 < gain < math.inf or (gain != 1 and weights == "dual"):
@@ -25,7 +25,7 @@ def check_weights(
     if causal and weights == "sampled":
         raise ValueError(
             "causal=True does not go with weights='sampled': landmarks show every token the "
-            "future; use weights='static' or weights='dual'"
+            "future; use weights='auto', weights='static' or weights='dual'"
         )
     if decay is not None and weights != "dual":
         raise ValueError(
