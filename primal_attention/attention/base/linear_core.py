@@ -51,6 +51,32 @@ def attend_moments(
     return _normalised(read, least).to(v.dtype)
 
 
+def timed_moments(
+    queries: Side,  # [B, N, H, .]
+    keys: Side,
+    v: Tensor,  # [B, N, H, C]
+    steps: Tensor | None,  # [B, N, H]: how much time passes at each token
+    mask: Tensor | None,
+    before: Moments | None,
+    *,
+    causal: bool,
+    divided: bool,  # by the normaliser
+) -> tuple[Tensor, Moments]:
+    """Sums [B, N, H, C], at least float32, that forget with time, and the moments of a causal scan.
+
+    In both directions time passes backwards too.
+    """
+    v = _with_ones(v) if divided else v
+    state = None
+    if before is not None:
+        pair = [before.kv, before.k_sum[..., None]] if divided else [before.kv]
+        state = torch.cat(pair, dim=-1)
+    read, state = scan_moment(queries, keys, v, state, mask, steps, future=not causal)
+    if divided:
+        return _normalised(read, None), Moments(state[..., :-1], state[..., -1])
+    return read, Moments(state, state.new_zeros(state.shape[:-1]))
+
+
 def scan_moments(
     queries: Side,  # [B, N, H, .]
     keys: Side,
@@ -89,6 +115,9 @@ def scan_moment(
     values: Tensor,  # [B, N, H, V]
     state: Tensor | None,  # [B, H, P, V]
     mask: Tensor | None,
+    steps: Tensor | None = None,  # [B, N, H]
+    *,
+    future: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""$\phi_q(t)^\top S_t$ [B, N, H, V] with the moment up to each token, and the last moment."""
     read, after, _ = scan(
@@ -97,6 +126,8 @@ def scan_moment(
         (queries.feature_map, keys.feature_map),
         _of_rows(mask),
         None if state is None else state.transpose(0, 1)[None],
+        steps=None if steps is None else steps.permute(2, 0, 1),
+        future=future,
     )
     return read[0].permute(1, 2, 0, 3), after[0].transpose(0, 1)
 

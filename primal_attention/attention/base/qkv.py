@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
+from primal_attention.attention.base.rotary import check_rotary, rotary_positions, rotated
 from primal_attention.attention.base.validation import check_heads, check_probabilities
 
 
@@ -25,6 +26,8 @@ class QKVAttention(nn.Module, ABC):
         causal: Each token sees itself and those before it.
         dropout: Probability of dropout after the output projection.
         bias: Whether the projections have a bias.
+        gate: Multiply the outputs of the heads by the silu of a projection of the token.
+        rotary: Turn queries and keys by their positions among the real tokens.
     """
 
     mechanism: ClassVar[Mechanism]
@@ -37,18 +40,25 @@ class QKVAttention(nn.Module, ABC):
         causal: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
+        gate: bool = False,
+        rotary: bool = False,
     ):
         head_dim = check_heads(dim, num_heads)
+        if rotary:
+            check_rotary(head_dim)
         check_probabilities(dropout=dropout)
         if causal and not self.mechanism.causal:
             raise ValueError(f"causal=True: {type(self).__name__} has no causal form")
         super().__init__()
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.causal, self.dropout = causal, dropout
+        self.gate, self.rotary = gate, rotary
         self.q_proj = nn.Linear(dim, dim, bias=bias)
         self.k_proj = nn.Linear(dim, dim, bias=bias)
         self.v_proj = nn.Linear(dim, dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
+        if gate:
+            self.gate_proj = nn.Linear(dim, dim, bias=bias)
 
     @abstractmethod
     def attend(
@@ -75,22 +85,34 @@ class QKVAttention(nn.Module, ABC):
         self._check(x, context, token_mask, context_mask)
         tokens = real_tokens(x, token_mask)
         source = tokens if context is None else real_tokens(context, context_mask)
-        q, k, v = self._project(tokens.x, source.x)
-        return self._output(self.attend(q, k, v, tokens.mask, source.mask), tokens)
+        return self._output(self._attended(tokens, source), tokens)
 
     def extra_repr(self) -> str:
         """The sizes, for printing."""
         return f"{self.dim}, {self.num_heads}, causal={self.causal}"
 
-    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _attended(self, tokens: Tokens, source: Tokens) -> Tensor:
+        """Outputs of the heads [B, N, H, C]."""
+        return self.attend(*self._project(tokens, source), tokens.mask, source.mask)
+
+    def _project(
+        self, tokens: Tokens, source: Tokens, before: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values; the tokens come after so many others, [B]."""
+        x, of = tokens.x, source.x
         q, k, v = (
             projected.unflatten(-1, (self.num_heads, -1))
-            for projected in (self.q_proj(x), self.k_proj(source), self.v_proj(source))
+            for projected in (self.q_proj(x), self.k_proj(of), self.v_proj(of))
         )
+        if self.rotary:
+            q = rotated(q, rotary_positions(*tokens, before))
+            k = rotated(k, rotary_positions(*source, before))
         return q, k, v
 
     def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
-        y = self.out_proj(out.flatten(-2))
+        heads = out.flatten(-2)
+        heads = heads * F.silu(self.gate_proj(tokens.x)) if self.gate else heads
+        y = self.out_proj(heads)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _check(
@@ -126,8 +148,17 @@ class DecodingAttention(QKVAttention):
         self._check(x, None, token_mask, None)
         tokens = real_tokens(x, token_mask)
         state = self.init_state(x.shape[0]) if state is None else state
-        out, state = self.extend(*self._project(tokens.x, tokens.x), state, tokens.mask)
+        out, state = self._extended(tokens, state)
         return self._output(out, tokens), state
+
+    def _extended(self, tokens: Tokens, state: Any) -> tuple[Tensor, Any]:
+        """Outputs of the heads [B, N, H, C] after a state, and the state after them."""
+        before = self.num_before(state) if self.rotary else None
+        return self.extend(*self._project(tokens, tokens, before), state, tokens.mask)
+
+    def num_before(self, state: Any) -> Tensor:
+        """How many real tokens a state has seen, [B], where the mechanism counts positions."""
+        raise NotImplementedError(type(self).__name__)
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Output [B, D] of the next token x_t [B, D], and the state after it."""

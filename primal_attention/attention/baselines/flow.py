@@ -67,6 +67,10 @@ class FlowAttention(DecodingAttention):
             return self.extend(q, k, v, self.init_state(q.shape[0]), mask)[0]
         return _flow(q, k, v, mask, source_mask)
 
+    def num_before(self, state: FlowState) -> Tensor:
+        """The tokens that the sums are over."""
+        return state.num_tokens
+
     def init_state(self, batch_size: int) -> FlowState:
         """The state before the first token."""
         self._check_causal()

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeaturePair, Side
+from primal_attention.attention.base.learned_time import TimedLayer, rms_normed
 from primal_attention.attention.base.linear_core import (
     Moments,
     attend_moments,
     empty_moments,
+    key_moment,
+    read_moment,
     scan_moments,
+    timed_moments,
 )
+from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.attention.svr.pooling import Source, TokenPooling
@@ -27,7 +33,7 @@ from primal_attention.attention.svr.scaled_heads import ScaledHeads, head_groups
 from primal_attention.feature_maps import FeatureMapSpec
 
 
-class LinearAttention(DecodingAttention):
+class LinearAttention(DecodingAttention, TimedLayer):
     r"""Attention with the kernel $\phi(q)^\top \phi(k)$, Katharopoulos et al. 2020.
 
     The normaliser counts real tokens only; where it is zero the output is zero.
@@ -41,6 +47,12 @@ class LinearAttention(DecodingAttention):
             may come near zero.
         scales: How many tokens make one key, for each head: Attention-SH of Nguyen et al. 2023 in
             linear attention, not causal; None for one each.
+        decay: Weigh the kernel by $e^{-|a_i - a_j|}$ of a time a that grows at each token:
+            ``"fixed"``, by a step that the head learns, or ``"learned"``, by one that is projected
+            from the token. Not causal, it acts in both directions. Without a context and scales.
+        score_norm: Divide the outputs of each head by their root mean square, with a learned gain,
+            in place of the normaliser.
+        gate: Multiply the outputs of the heads by the silu of a projection of the token.
         causal: Each token sees itself and those before it.
         dropout: Probability of dropout after the output projection.
         bias: Whether the projections have a bias.
@@ -54,22 +66,41 @@ class LinearAttention(DecodingAttention):
         decode="sums of features and of features times values",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each option is a line of the docstring above
         self,
         dim: int,
         num_heads: int,
         *,
         feature_map: FeatureMapSpec = "elu",
         scales: Sequence[int] | None = None,
+        decay: str | None = None,
+        score_norm: bool = False,
+        gate: bool = False,
         causal: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
     ):
         if causal and scales is not None:
             raise ValueError(f"scales={list(scales)} does not go with causal=True; use softmax_sh")
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        if scales is not None and (decay is not None or score_norm):
+            raise ValueError(
+                f"scales={list(scales)} does not go with decay={decay!r} and score_norm="
+                f"{score_norm}: pooled keys have no time, and sums of several scales no norm"
+            )
+        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias, gate=gate)
         self.features = FeaturePair(feature_map, self.head_dim)
         self.scaled = scaled_heads(num_heads, scales)
+        self.add_time(decay, dim, num_heads, normalised=self.features.normalised)
+        self.score_norm = score_norm
+        if score_norm:
+            self.score_gain = nn.Parameter(torch.empty(self.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start the gain at 1 and the shares that heads with a fixed decay keep."""
+        if self.score_norm:
+            nn.init.ones_(self.score_gain)
+        self.reset_time()
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
@@ -82,6 +113,46 @@ class LinearAttention(DecodingAttention):
     def _attend_to(self, q: Tensor, source: Source, heads: list[int]) -> Tensor:
         queries, keys = in_range(self.features.queries(q)), self.features.keys(source.k)
         return attend_moments(queries, keys, source.v, source.mask)
+
+    def _attended(self, tokens: Tokens, source: Tokens) -> Tensor:
+        if self.decay is None and not self.score_norm:
+            return super()._attended(tokens, source)
+        q, k, v = self._project(tokens, source)
+        if self.decay is not None or self.causal:
+            if source is not tokens:
+                raise ValueError(
+                    f"a context does not go with decay={self.decay!r}: its tokens have no time in "
+                    f"common with those of x"
+                )
+            return self._timed(q, k, v, tokens, None)[0]
+        queries, keys = self.features.queries(q), self.features.keys(k)
+        return self._normed(read_moment(queries, key_moment(keys, v, source.mask)), v)
+
+    def _extended(self, tokens: Tokens, state: Moments) -> tuple[Tensor, Moments]:
+        if self.decay is None and not self.score_norm:
+            return super()._extended(tokens, state)
+        return self._timed(*self._project(tokens, tokens), tokens, state)
+
+    def _timed(
+        self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, before: Moments | None
+    ) -> tuple[Tensor, Moments]:
+        """Sums that forget with time, over their normaliser or normed, and the moments."""
+        queries = self.features.queries(q)
+        out, after = timed_moments(
+            queries if self.score_norm else in_range(queries),
+            self.features.keys(k),
+            v,
+            self.time_steps(*tokens),
+            tokens.mask,
+            before,
+            causal=self.causal,
+            divided=not self.score_norm,
+        )
+        return self._normed(out, v), after
+
+    def _normed(self, out: Tensor, v: Tensor) -> Tensor:
+        out = rms_normed(out, self.score_gain) if self.score_norm else out
+        return out.to(v.dtype)
 
     def init_state(self, batch_size: int) -> Moments:
         """The sums of no token."""

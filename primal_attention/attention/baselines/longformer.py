@@ -106,7 +106,7 @@ class LongformerAttention(DecodingAttention):
         """
         self._check(x, context, token_mask, context_mask)
         tokens = real_tokens(x, token_mask)
-        out = self.attend(*self._project(tokens.x, tokens.x), tokens.mask, tokens.mask)
+        out = self._attended(tokens, tokens)
         if self.has_global_rows:
             out = self._with_global_rows(out, tokens)
         return self._output(out, tokens)

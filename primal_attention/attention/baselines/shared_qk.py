@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.base.qkv import QKVAttention
 
 
@@ -22,9 +23,11 @@ class SharedQKAttention(QKVAttention):
         super().__init__(dim, num_heads, **options)
         del self.k_proj
 
-    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, tokens: Tokens, source: Tokens, before: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         q, v = (
             projected.unflatten(-1, (self.num_heads, -1))
-            for projected in (self.q_proj(x), self.v_proj(source))
+            for projected in (self.q_proj(tokens.x), self.v_proj(source.x))
         )
         return q, q, v

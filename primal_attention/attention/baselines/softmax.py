@@ -58,7 +58,17 @@ class KeyValueCache(NamedTuple):
 
 
 class SoftmaxAttention(DecodingAttention):
-    """Softmax attention through ``scaled_dot_product_attention``."""
+    """Softmax attention through ``scaled_dot_product_attention``.
+
+    Args:
+        dim: Model dimension D, a multiple of ``num_heads``.
+        num_heads: Number of heads H.
+        gate: Multiply the outputs of the heads by the silu of a projection of the token.
+        rotary: Turn queries and keys by their positions among the real tokens.
+        causal: Each token sees itself and those before it.
+        dropout: Probability of dropout after the output projection.
+        bias: Whether the projections have a bias.
+    """
 
     mechanism = Mechanism(
         "Vaswani et al., 2017", "N^2", causal=True, cross=True, decode="keys, values", fused="SDPA"
@@ -82,6 +92,10 @@ class SoftmaxAttention(DecodingAttention):
         """Attend to the cache and to the new tokens up to each."""
         state = state.append(k, v, mask)
         return softmax_attention(q, *state.read(q.dtype), causal=True), state
+
+    def num_before(self, state: KeyValueCache) -> Tensor:
+        """The real tokens in the cache."""
+        return state.mask.sum(1)
 
 
 def softmax_attention(
