@@ -6,7 +6,8 @@ SIZES = [(2, 5), (5, 37), (1, 1), (3, 8)]  # batch, tokens
 
 
 def test_masked_layers(tmp_path):
-    model = Layers(**{weights: primal(weights) for weights in ("sampled", "static", "dual")})
+    layers = {weights: primal(weights) for weights in ("sampled", "static", "dual")}
+    model = Layers(**layers, time=layer("primal_time", rotary=True))
     cases = [sequences(*size) for size in SIZES]
     dynamic = {"x": AXES, "token_mask": AXES}
     assert_exported(model, sequences(3, 11), cases, dynamic, tmp_path)
@@ -20,7 +21,8 @@ def test_layers_without_a_mask(tmp_path):
 
 def test_causal_layers(tmp_path):
     layers = {weights: primal(weights, causal=True) for weights in ("static", "dual")}
-    model = Layers(**layers, linear=layer("linear", causal=True, scales=None))
+    layers["linear"] = layer("linear", causal=True, scales=None)
+    model = Layers(**layers, time=layer("primal_time", causal=True, rotary=True))
     cases = [sequences(*size) for size in SIZES]
     dynamic = {"x": AXES, "token_mask": AXES}
     assert_exported(model, sequences(3, 11), cases, dynamic, tmp_path)

@@ -36,7 +36,11 @@ def gradients(model, tokens):
 def test_the_objective_reaches_the_patched_layers(model):
     _, grads = gradients(model, ids())
     for name in patched_layers(model):
-        for parameter in ("w_e", "w_r", "raw_lambda", "score_proj.weight", "out_proj.weight"):
+        mechanism = model.get_submodule(name).mechanism
+        directions = ["w_e", "w_r"] if mechanism.weights == "sampled" else ["h_proj.weight"]
+        if mechanism.decay is not None:
+            directions += ["decay_proj.weight", "gate_proj.weight", "score_gain"]
+        for parameter in (*directions, "raw_lambda", "score_proj.weight", "out_proj.weight"):
             assert grads[f"{name}.mechanism.{parameter}"].abs().max() > 0
     projections = [name for name in grads if name.endswith("q_proj.weight")]
     assert len(projections) == 2
@@ -160,7 +164,8 @@ def test_new_parameters_train_beside_lora(build, target, tmp_path):
     config = LoraConfig(r=2, target_modules=[target], modules_to_save=["mechanism"], **more)
     tuned = get_peft_model(model, config)
     learned = {name: p for name, p in tuned.named_parameters() if p.requires_grad}
-    assert {"w_e", "w_r"} <= {name.rpartition(".")[2] for name in learned}
+    directions = ["w_e", "w_r"] if build is bert else ["h_proj", "gate_proj", "decay_proj"]
+    assert all(any(each in name for name in learned) for each in directions)
     tuned(tokens)[0].square().mean().backward()
     assert all(p.grad is not None for name, p in learned.items() if "raw_lambda" not in name)
     with torch.no_grad():
