@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,33 +42,58 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
     the calling thread has run; inside ``with record_ksvd(model):`` all passes are kept and their
     sequences averaged over.
     """
-    check_choice("objective", objective, _OBJECTIVES)
-    layers = [layer for layer in model.modules() if isinstance(layer, KSVDLayer)]
-    if not layers:
+    if objective not in OBJECTIVES:
+        check_choice("objective", objective, OBJECTIVES)
+    chosen, has_layer = OBJECTIVES[objective], False
+    kept: list[Passes] = []
+    for layer in model.modules():
+        if isinstance(layer, KSVDLayer):
+            has_layer, passes = True, layer.passes
+            if passes.runs:
+                kept.append(passes)
+    if not has_layer:
         raise ValueError(f"ksvd_loss: {type(model).__name__} has no Primal layer")
-    kept = [layer.passes for layer in layers if layer.passes.runs]
-    runs = [passes.runs for passes in kept]
-    if not runs:
+    if not kept:
         raise RuntimeError(
             "ksvd_loss: no Primal layer has run in training mode in this thread; call "
             "model.train() and the forward pass first"
         )
-    if not all(run.with_gradients for layer_runs in runs for run in layer_runs):
-        raise RuntimeError(
-            "ksvd_loss: the forward pass ran with gradients disabled (no_grad, or re-entrant "
-            "activation checkpointing: use use_reentrant=False), so the objective has no gradient"
-        )
-    with without_autocast(runs[0][0].lambda_diag.device):
-        values = [_OBJECTIVES[objective](layer_runs) for layer_runs in runs]
+    values: list[Tensor] = []
+    with without_autocast(kept[0].runs[0].lambda_diag.device):
+        for passes in kept:
+            values.append(chosen.of_layer(passes.runs))
     value = values[0]
     if len(values) > 1:
-        value = torch.stack(values).sum() if objective == "zero" else torch.stack(values).mean()
-    return value if _is_traced() else _ending_with_its_graph(value, kept)
+        value = torch.stack(values).sum() if chosen.summed else torch.stack(values).mean()
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return value  # hooks have no meaning there
+    return _ending_with_its_graph(value, kept) if torch.is_grad_enabled() else value
 
 
-def _is_traced() -> bool:
-    """Whether hooks have no meaning: the compiler or a functional transform differentiates."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+class Objective(NamedTuple):
+    """How an objective is made of the passes of each layer."""
+
+    of_run: Callable[[KSVDStatistics], Tensor]  # the mean over the sequences of a pass
+    squared: bool = False  # whether the mean over the batch is
+    summed: bool = False  # over the layers, in place of a mean
+
+    def of_layer(self, runs: list[KSVDStatistics]) -> Tensor:
+        """The mean over the sequences of all passes that have a real token on either side."""
+        for run in runs:
+            if not run.with_gradients:
+                raise RuntimeError(
+                    "ksvd_loss: the forward pass ran with gradients disabled (no_grad, or "
+                    "re-entrant activation checkpointing: use use_reentrant=False), so the "
+                    "objective has no gradient"
+                )
+        if len(runs) == 1:
+            mean = self.of_run(runs[0])
+        else:
+            counts = [(torch.minimum(run.num_queries, run.num_keys) > 0).sum() for run in runs]
+            weights = torch.stack(counts)
+            means = torch.stack([self.of_run(run) for run in runs])
+            mean = (means * weights).sum() / weights.sum().clamp(min=1)
+        return mean.square() if self.squared else mean
 
 
 def _ending_with_its_graph(value: Tensor, kept: list[Passes]) -> Tensor:
@@ -76,10 +102,12 @@ def _ending_with_its_graph(value: Tensor, kept: list[Passes]) -> Tensor:
     Else the graph, and with it the nodes that accumulate gradients, would live on into the next
     step: on streams of their own, which a CUDA graph that is captured there may not wait for.
     """
-    if not torch.is_grad_enabled():
-        return value
-    runs = [passes.runs for passes in kept]
-    if any(run.differentiated for layer_runs in runs for run in layer_runs):
+    runs, differentiated = [], False
+    for passes in kept:
+        runs.append(passes.runs)
+        for run in passes.runs:
+            differentiated |= run.differentiated
+    if differentiated:
         value = value if value.requires_grad else value.requires_grad_()
         value.register_hook(_refuse)  # type: ignore[no-untyped-call]
     elif value.requires_grad:
@@ -117,40 +145,17 @@ def record_ksvd(model: nn.Module) -> Iterator[None]:
             passes.close_block()
 
 
-def _zero(runs: list[KSVDStatistics]) -> Tensor:
-    return _mean_over_runs([_mean_j(run, averaged=run.averaged) for run in runs], runs)
+def _zero(run: KSVDStatistics) -> Tensor:
+    return run.mean_j(averaged=run.averaged, lambda_squared=False, squared=True)
 
 
-def _released(runs: list[KSVDStatistics]) -> Tensor:
-    return _mean_over_runs([_released_j(run, squared=True) for run in runs], runs)
+#   Deviations D1, D2: lambda_diag^2 in place of Lambda, mean over tokens instead of the sum.
+def _released(run: KSVDStatistics) -> Tensor:
+    return run.mean_j(averaged=True, lambda_squared=True, squared=True)
 
 
-def _released_batch(runs: list[KSVDStatistics]) -> Tensor:
-    return _mean_over_runs([_released_j(run, squared=False) for run in runs], runs).square()
-
-
-def _explained_energy(runs: list[KSVDStatistics]) -> Tensor:
-    return _mean_over_runs([_unexplained(run) for run in runs], runs)
-
-
-_OBJECTIVES: dict[str, Callable[[list[KSVDStatistics]], Tensor]] = {
-    "zero": _zero,
-    "released": _released,
-    "released_batch": _released_batch,
-    "explained_energy": _explained_energy,
-}
-
-
-def _released_j(run: KSVDStatistics, *, squared: bool) -> Tensor:
-    #   Deviations D1, D2: lambda_diag^2 in place of Lambda, mean over tokens instead of the sum.
-    return _mean_j(run, averaged=True, lambda_squared=True, squared=squared)
-
-
-def _mean_j(
-    run: KSVDStatistics, *, averaged: bool, lambda_squared: bool = False, squared: bool = True
-) -> Tensor:
-    """J of eq. (11), squared or not, the mean over the sequences of one pass."""
-    return run.mean_j(averaged=averaged, lambda_squared=lambda_squared, squared=squared)
+def _released_batch(run: KSVDStatistics) -> Tensor:
+    return run.mean_j(averaged=True, lambda_squared=True, squared=False)
 
 
 def _unexplained(run: KSVDStatistics) -> Tensor:
@@ -160,10 +165,9 @@ def _unexplained(run: KSVDStatistics) -> Tensor:
     return mean_over_sequences(left.mean(-1), run.num_queries, run.num_keys)
 
 
-def _mean_over_runs(means: list[Tensor], runs: list[KSVDStatistics]) -> Tensor:
-    """The mean over the sequences of all passes that have a real token on either side."""
-    if len(runs) == 1:
-        return means[0]
-    counts = [(torch.minimum(run.num_queries, run.num_keys) > 0).sum() for run in runs]
-    weights = torch.stack(counts)
-    return (torch.stack(means) * weights).sum() / weights.sum().clamp(min=1)
+OBJECTIVES = {
+    "zero": Objective(_zero, summed=True),
+    "released": Objective(_released),
+    "released_batch": Objective(_released_batch, squared=True),
+    "explained_energy": Objective(_unexplained),
+}

@@ -26,7 +26,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def accumulate(tensor: Tensor) -> Tensor:
     """The tensor in its accumulation dtype."""
-    return tensor.to(accumulation_dtype(tensor.dtype))
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def operand_dtype(of_tokens: torch.dtype, of_matrix: torch.dtype) -> torch.dtype:
@@ -37,14 +37,17 @@ def operand_dtype(of_tokens: torch.dtype, of_matrix: torch.dtype) -> torch.dtype
     return torch.bfloat16 if of_tokens == torch.bfloat16 else of_matrix
 
 
-def has_autocast(device: torch.device) -> bool:
-    """Return whether autocast is on for the device; there is none for the meta device."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which autocast projects x; that of x without it, or on the meta device."""
+    kind = x.device.type
+    if kind != "meta" and x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which operations keep the dtype of their operands."""
-    if has_autocast(device):
+    if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

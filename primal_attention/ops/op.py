@@ -15,6 +15,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
@@ -254,8 +255,20 @@ class Triton:
         return OPS.get(name)
 
 
-BACKENDS: list[Backend] = [Triton()]
+BACKENDS: dict[str, Backend] = {Triton.device_type: Triton()}  # by the kind of device
 _WHEN = ["large"]
+_CHUNK: ContextVar[int | None] = ContextVar("_CHUNK", default=None)
+_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of a chunk of tokens that eager forms walk over
+
+
+@contextmanager
+def chunk_elements(number: int) -> Iterator[None]:
+    """Walk in chunks of about so many elements of the first rows, on every device."""
+    token = _CHUNK.set(number)
+    try:
+        yield
+    finally:
+        _CHUNK.reset(token)
 
 
 @contextmanager
@@ -275,12 +288,12 @@ def fused_ops(when: str) -> Iterator[None]:
 
 def may_run_fused(name: str, first: Tensor) -> bool:
     """Whether a backend is to be asked: by the device and the number of elements of the input."""
-    anywhere, device_type = _WHEN[-1] == "always", first.device.type
-    if not (anywhere or any(each.device_type == device_type for each in BACKENDS)):
+    when = _WHEN[-1]
+    if when == "never" or not (when == "always" or first.device.type in BACKENDS):
         return False
-    if _WHEN[-1] == "never" or _is_transformed():
+    if _is_transformed():
         return False
-    return first.numel() >= (1 if anywhere else LARGE[name])
+    return first.numel() >= (1 if when == "always" else LARGE[name])
 
 
 def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
@@ -291,12 +304,20 @@ def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
     first: Tensor = given[0]
     if not may_run_fused(name, first):
         return None
-    for backend in BACKENDS:
-        if _WHEN[-1] == "always" or backend.device_type == first.device.type:
-            op = backend.find(name)
-            if op is not None and op.supports(given):
-                return op(given)
+    always = _WHEN[-1] == "always"
+    for backend in BACKENDS.values() if always else (BACKENDS[first.device.type],):
+        op = backend.find(name)
+        if op is not None and op.supports(given):
+            return op(given)
     return None
+
+
+def chunk_size(first: Tensor) -> int:
+    """How many tokens a chunk of such rows has: a multiple of 16, or all of them in a graph."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return first.shape[-2]
+    most = _CHUNK.get() or _ELEMENTS.get(first.device.type, _ELEMENTS["cuda"])
+    return max(most * first.shape[-2] // max(first.numel(), 1) // 16, 1) * 16
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[Any]:

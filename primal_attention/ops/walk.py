@@ -10,9 +10,7 @@ Token axes are the last but one of every row: [..., N, C].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,23 +21,11 @@ from primal_attention.ops.gradients import (
     differentiable_gradients,
     is_transformed,
 )
+from primal_attention.ops.op import chunk_size
 from primal_attention.precision import without_autocast
 
 Tensors = Sequence[Any]  # tensors, some of which may be None
 Step = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
-
-_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of a chunk
-_chosen: ContextVar[int | None] = ContextVar("_chosen", default=None)
-
-
-@contextmanager
-def chunk_elements(number: int) -> Iterator[None]:
-    """Walk in chunks of about so many elements of the first rows, on every device."""
-    token = _chosen.set(number)
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
 
 
 def walk(
@@ -52,9 +38,11 @@ def walk(
     first = rows[0]
     assert first is not None
     with without_autocast(first.device):
-        if is_one_chunk(first):
+        N, size = first.shape[-2], chunk_size(first)
+        if size >= N:
             return step(state, rows, shared)
-        chunks = _chunks(first)[:: -1 if reverse else 1]
+        chunks = [slice(start, min(start + size, N)) for start in range(0, N, size)]
+        chunks = chunks[::-1] if reverse else chunks
         tensors = [*state, *rows, *shared]
         if _has_graph(tensors):
             layout = _Layout(step, chunks, len(state), len(rows))
@@ -62,24 +50,6 @@ def walk(
             return flat[: len(flat) - len(state)], flat[len(flat) - len(state) :]
         outputs, states = _run(step, chunks, state, rows, shared)
         return outputs, states[-1]
-
-
-def is_one_chunk(first: Tensor) -> bool:
-    """Return whether a walk over these rows is one call of its step; a graph always is."""
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
-        return True
-    return _chunk_size(first) >= first.shape[-2]
-
-
-def _chunks(first: Tensor) -> list[slice]:
-    """Equal slices of the token axis, of a multiple of 16 tokens each."""
-    N, size = first.shape[-2], _chunk_size(first)
-    return [slice(start, min(start + size, N)) for start in range(0, N, size)]
-
-
-def _chunk_size(first: Tensor) -> int:
-    most = _chosen.get() or _ELEMENTS.get(first.device.type, _ELEMENTS["cuda"])
-    return max(most * first.shape[-2] // max(first.numel(), 1) // 16, 1) * 16
 
 
 def _has_graph(tensors: Tensors) -> bool:

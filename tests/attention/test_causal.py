@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from primal_attention import PrimalAttention
-from primal_attention.ops.walk import chunk_elements
+from primal_attention.ops.op import chunk_elements
 
 from .dense import (
     MASKS,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from primal_attention import ksvd_loss
-from primal_attention.ops.walk import chunk_elements
+from primal_attention.ops.op import chunk_elements
 
 from .dense import B, C, D, H, S, build, masks, randn
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from primal_attention import PrimalAttention, build_attention, ksvd_loss
-from primal_attention.ops.walk import chunk_elements
+from primal_attention.ops.op import chunk_elements
 
 from .dense import MASKS, B, C, D, H, N, S, assert_close, assert_same_with_gradients, randn
 

@@ -139,7 +139,7 @@ def objective(kind: str, width: int, dtype: torch.dtype) -> Any:
 
 def landmark_index(kind: str, width: int, dtype: torch.dtype) -> Any:
     """Inputs of the positions of landmarks."""
-    from primal_attention.ops.landmarks.choice import IndexInputs
+    from primal_attention.ops.landmarks.eager import IndexInputs
 
     x, moves = torch.zeros(2, 1024, width, dtype=dtype), torch.zeros(2, M)
     return IndexInputs(x, torch.ones(2, 1024, dtype=torch.bool), moves, moves, M, 0.5, 0.1)

@@ -5,8 +5,8 @@ import torch
 
 from primal_attention.ops.causal import running_mean, scan, token_counts
 from primal_attention.ops.landmarks import Landmarks, sampled_weights
+from primal_attention.ops.op import chunk_elements
 from primal_attention.ops.primal import collapsed_attention, gram, moment
-from primal_attention.ops.walk import chunk_elements
 
 from .formulas import (
     MAPS,

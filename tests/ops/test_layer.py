@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primal_attention.ops.landmarks import Landmarks
-from primal_attention.ops.landmarks.choice import IndexInputs, landmark_index
+from primal_attention.ops.landmarks.eager import IndexInputs, landmark_index
 from primal_attention.ops.layer import LayerInputs, fused_layer, layer
 from primal_attention.ops.layer.eager import FlatInputs
 from primal_attention.ops.op import fused_ops
@@ -361,7 +361,7 @@ def on_this_device():
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_and_registered(device, kind, on_this_device, monkeypatch):
     """The compiler is told the truth of shapes and dtypes, and gets the same gradients."""
-    monkeypatch.setattr("primal_attention.ops.op.BACKENDS", [on_this_device])
+    monkeypatch.setattr("primal_attention.ops.op.BACKENDS", {"cpu": on_this_device})
     inputs = case(device, kind, N=9, P=3, S=2, C=2, M=4)
     leaves = {name: getattr(inputs, name).requires_grad_() for name in given_names(inputs)}
 

@@ -78,9 +78,7 @@ class Tests:
 @pytest.fixture(autouse=True)
 def backend(monkeypatch):
     monkeypatch.setitem(op_module.LARGE, OP.name, 1)
-    op_module.BACKENDS.append(Tests())
-    yield
-    op_module.BACKENDS.pop()
+    monkeypatch.setitem(op_module.BACKENDS, Tests.device_type, Tests())
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import torch
 from torch.autograd import forward_ad
 
 from primal_attention.ops.causal import running_mean, scan
+from primal_attention.ops.op import chunk_elements
 from primal_attention.ops.primal import gram, moment, primal_scores
-from primal_attention.ops.walk import chunk_elements
 
 H, B, N, C, S = 2, 3, 67, 5, 7
 MAPS = ("cosine", "elu")

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.precision import accumulation_dtype
-
 
 def check_tokens(name: str, x: Tensor, dim: int) -> None:
     """Raise unless x is [B, N, dim] with at least one position."""
@@ -46,7 +44,8 @@ def check_inputs(
 ) -> None:
     """Raise unless the arguments of a layer's forward pass fit the layer and each other."""
     check_tokens("x", x, dim)
-    check_mask("token_mask", token_mask, x)
+    if token_mask is not None:
+        check_mask("token_mask", token_mask, x)
     if context is None:
         if context_mask is not None:
             raise ValueError(f"context_mask {list(context_mask.shape)} was given without a context")
@@ -76,15 +75,10 @@ class Tokens(NamedTuple):
 
     def num_real(self) -> Tensor:
         """How many real tokens each sequence has, [B], in the accumulation dtype."""
-        return num_real(self.x, self.mask)
-
-
-def num_real(x: Tensor, mask: Tensor | None) -> Tensor:
-    """How many real tokens each sequence of x [B, N, ...] has, [B], in the accumulation dtype."""
-    dtype = accumulation_dtype(x.dtype)
-    if mask is None:
-        return torch.full(x.shape[:1], x.shape[1], dtype=dtype, device=x.device)
-    return mask.sum(1, dtype=dtype)
+        x, dtype = self.x, torch.promote_types(self.x.dtype, torch.float32)
+        if self.mask is None:
+            return torch.full(x.shape[:1], x.shape[1], dtype=dtype, device=x.device)
+        return self.mask.sum(1, dtype=dtype)
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tokens:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from primal_attention.ops.layer import takes as is_large
 from primal_attention.ops.linear import linear
-from primal_attention.precision import has_autocast
+from primal_attention.ops.op import may_run_fused
+from primal_attention.precision import autocast_dtype
 
 _PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # others have arithmetic of their own
 
@@ -72,16 +72,9 @@ def packed(x: Tensor, projections: Sequence[nn.Module]) -> Packed | None:
 
 def projected(x: Tensor, projection: nn.Module) -> Tensor:
     """The projection of x; of many tokens on a GPU by an op whose bias gradient is quicker."""
-    if torch.is_grad_enabled() and is_large(x):
+    if torch.is_grad_enabled() and may_run_fused("linear", x):
         given = packed(x.to(autocast_dtype(x)), [projection])
         if given is not None and given.bias is not None:
             return linear(x.to(given.weight.dtype), given.weight, given.bias)
     y: Tensor = projection(x)
     return y
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which autocast projects x; that of x without it."""
-    if has_autocast(x.device) and x.dtype != torch.float64:
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype

@@ -17,10 +17,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from primal_attention.attention.base.features import FeaturePair
-from primal_attention.attention.base.masks import Tokens, check_inputs, zero_padding
-from primal_attention.attention.primal.heads import causal_sides, kernel_sides, sides_of
+from primal_attention.attention.base.masks import check_inputs, zero_padding
+from primal_attention.attention.primal.sides import causal_sides, kernel_sides
 from primal_attention.attention.primal.state import PrimalState
-from primal_attention.ops.primal import features
+from primal_attention.ops.primal import Sides, both_sides, features
 from primal_attention.precision import accumulate
 
 
@@ -83,7 +83,8 @@ class FoldedPrimalAttention(nn.Module):
         qk = self.qk_proj(zero_padding(x, token_mask))
         heads = torch.unflatten(qk, -1, (self._num_sides, self.num_heads, -1))
         q, k = heads[:, :, 0], heads[:, :, -1]  # the same where only one side is output
-        sides = sides_of(self.features, q, k, None, None, Tokens(qk, token_mask))
+        mask = None if token_mask is None else token_mask[:, :, None]
+        sides = Sides(both_sides(q, k), None, None, self.features.names, mask)
         if self.causal:
             state = self.init_state(x.shape[0]) if state is None else state
             sides, past = causal_sides(self.features, sides, state, static=True)

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.learned_time import TimedLayer, rms_normed
-from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
+from primal_attention.attention.base.masks import Tokens, check_inputs, zero_padding
 from primal_attention.attention.base.projections import (
-    autocast_dtype,
     is_plain,
     outputs_of,
     packed,
@@ -30,7 +29,6 @@ from primal_attention.attention.base.validation import (
     check_probabilities,
     check_sizes,
 )
-from primal_attention.attention.primal import heads
 from primal_attention.attention.primal.fold import FoldedPrimalAttention, fold_static
 from primal_attention.attention.primal.packed_sequences import (
     Padding,
@@ -39,15 +37,23 @@ from primal_attention.attention.primal.packed_sequences import (
     packed_sequences,
 )
 from primal_attention.attention.primal.released import read_released
+from primal_attention.attention.primal.sides import Past, causal_sides, kernel_sides
 from primal_attention.attention.primal.state import PrimalState
 from primal_attention.attention.primal.statistics import KernelSums, KSVDLayer, KSVDStatistics
 from primal_attention.attention.primal.weights import check_weights
 from primal_attention.feature_maps import FeatureMapSpec
+from primal_attention.ops.causal import scan
 from primal_attention.ops.landmarks import Landmarks, choose_landmarks
 from primal_attention.ops.layer import LayerInputs, fused_layer
-from primal_attention.ops.layer import takes as is_large
-from primal_attention.ops.primal import features
-from primal_attention.precision import accumulate
+from primal_attention.ops.op import may_run_fused
+from primal_attention.ops.primal import (
+    Sides,
+    both_sides,
+    features,
+    primal_scores,
+    weights_given_x,
+)
+from primal_attention.precision import accumulate, autocast_dtype
 
 
 class PrimalAttention(KSVDLayer, TimedLayer):
@@ -222,16 +228,18 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             return self._packed(x, packed_sequences(x, cu_seqlens, max_seqlen, self.dim))
         if max_seqlen is not None:
             raise ValueError(f"max_seqlen={max_seqlen} was given without cu_seqlens")
-        self._check_inputs(x, context, token_mask, context_mask)
+        check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
         tokens = self._tokens(x, token_mask)
         if context is None:
-            heads_out = self._fused(tokens)
+            heads_out = self._fused(tokens) if may_run_fused("layer", tokens.x) else None
             if heads_out is not None:
                 return self._outputs(heads_out, tokens)
             here = there = self._sides(tokens)
         else:
+            self._check_context()
             here, there = self._sides(tokens), self._sides(self._tokens(context, context_mask))
-        return self._output(self._attend(here, there), tokens)
+        scores, _ = self._attend(here, there)
+        return self._output(scores, tokens)
 
     def init_state(self, batch_size: int) -> PrimalState:
         """The state before the first token of ``batch_size`` sequences."""
@@ -248,7 +256,7 @@ class PrimalAttention(KSVDLayer, TimedLayer):
     ) -> tuple[Tensor, PrimalState]:
         """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
         self._check_causal("prefill")
-        self._check_inputs(x, None, token_mask, None)
+        check_inputs(self.dim, x, None, token_mask, None)
         if state is not None and state.num_tokens.shape[0] != x.shape[0]:
             raise ValueError(
                 f"state is of {state.num_tokens.shape[0]} sequences, x has {x.shape[0]}"
@@ -260,9 +268,10 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             )
         tokens = self._tokens(x, token_mask)
         state = self.init_state(x.shape[0]) if state is None else state
-        sides = self._sides(tokens, before=state.num_tokens)
-        run, state = heads.causal(self._given(), sides, state, training=False)
-        return self._output(run.scores, tokens), state
+        here = self._sides(tokens, before=state.num_tokens)
+        scores, past = self._attend(here, here, state)
+        assert past is not None
+        return self._output(scores, tokens), past.state()
 
     def step(self, x_t: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
         """Output [B, D] of the next token x_t [B, D], in time that does not grow."""
@@ -299,14 +308,13 @@ class PrimalAttention(KSVDLayer, TimedLayer):
 
     def kernel_features(self, tokens: Tokens, source: Tokens) -> Tensor:
         """Features [2, H, B, N, P] of both sides of the kernel at the tokens; queries first."""
-        here = self._sides(tokens)
+        here, _ = self._sides(tokens)
         if self.causal:
-            static = self.weights == "static"
-            sides, _ = heads.causal_sides(self.features, here, None, static=static)
+            here, _ = causal_sides(self.features, here, None, static=self.weights == "static")
         else:
-            there = here if source is tokens else self._sides(source)
-            sides, _ = heads.kernel_sides(self.features, here, there)
-        return features(sides.z, sides.maps, sides.mask)
+            there, _ = (here, None) if source is tokens else self._sides(source)
+            here, _ = kernel_sides(self.features, here, there)
+        return features(here.z, here.maps, here.mask)
 
     def extra_repr(self) -> str:
         """The sizes and choices, for printing."""
@@ -321,7 +329,8 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         dtype = autocast_dtype(x)
         if dtype != x.dtype and all(map(is_plain, self._projections())):
             x = x.to(dtype)
-        return real_tokens(x, mask)
+        mask = None if mask is None else mask.contiguous()  # whose layout torch.where may copy
+        return Tokens(zero_padding(x, mask), mask)
 
     def _projections(self) -> list[nn.Module]:
         """The projections of the tokens."""
@@ -331,8 +340,8 @@ class PrimalAttention(KSVDLayer, TimedLayer):
 
     def _sides(
         self, tokens: Tokens, padding: Padding | None = None, before: Tensor | None = None
-    ) -> heads.Sides:
-        """Queries, keys, dual variables and time; of packed tokens, of the padded sequences.
+    ) -> tuple[Sides, Tokens]:
+        """Queries, keys, dual variables and time, and their tokens; of packed ones, padded.
 
         The tokens come after so many others, [B].
         """
@@ -342,7 +351,7 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         h = None
         if self.weights == "dual":
             h = torch.unflatten(self.h_proj(x), -1, (2, H, -1))
-        steps = self.time_steps(*tokens)
+        steps = None if self.decay is None else self.time_steps(*tokens)
         if padding is not None:
             q, k = padding.pad(q), padding.pad(k)
             h, steps = (None if each is None else padding.pad(each) for each in (h, steps))
@@ -351,35 +360,72 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         if self.rotary:
             positions = rotary_positions(*tokens, before)
             q, k = rotated(q, positions), rotated(k, positions)
-        return heads.sides_of(self.features, q, k, h, steps, tokens)
+        h = None if h is None else h.permute(2, 3, 0, 1, 4)
+        steps = None if steps is None else steps.permute(2, 0, 1)
+        mask = None if tokens.mask is None else tokens.mask[:, :, None]
+        return Sides(both_sides(q, k), h, steps, self.features.names, mask), tokens
 
-    def _given(self) -> heads.Given:
-        """What the layer's scores are made with beside its tokens."""
-        dual = self.weights == "dual"
-        parameters = None if dual else torch.cat((self.w_e, self.w_r), -1)
-        divided = dual and self.decay is None and not self.score_norm
-        return heads.Given(self.features, parameters, divided)
+    def _attend(
+        self,
+        of_tokens: tuple[Sides, Tokens],
+        of_source: tuple[Sides, Tokens],
+        state: PrimalState | None = None,
+    ) -> tuple[Tensor, Past | None]:
+        """Scores [2, H, B, N, S], and what has passed where causal.
 
-    def _attend(self, here: heads.Sides, there: heads.Sides) -> Tensor:
-        """Scores [2, H, B, N, S]; a training pass keeps what the objectives need.
-
-        Before the output projection: a sharded layer gathers its parameters again when the gradient
-        of its output arrives, and these nodes must run after that.
+        A training pass keeps what the objectives need, before the output projection: a sharded
+        layer gathers its parameters again when the gradient of its output arrives, and these nodes
+        must run after that. Tokens that follow a state are no training pass.
         """
-        landmarks = None
+        (here, tokens), (there, source) = of_tokens, of_source
+        keep, past, landmarks = self.training and state is None, None, None
+        dual = self.weights == "dual"
         if self.causal:
-            run, _ = heads.causal(self._given(), here, None, training=self.training)
+            here, past = causal_sides(self.features, here, state, static=not dual)
+            there = here
+        elif self.features.has_modules:
+            here, there = kernel_sides(self.features, here, there)
+        if dual and (past is not None or here.steps is not None):
+            scores, sums, past = self._scanned(here, past, state, keep=keep)
         else:
-            landmarks = self._landmarks(there.tokens)
-            run = heads.bidirectional(self._given(), here, there, landmarks, training=self.training)
-        if run.sums is not None:
-            self.record(self._statistics(run.sums, landmarks, here.tokens, there.tokens))
-        return run.scores
+            parameters = None if dual else torch.cat((self.w_e, self.w_r), -1)
+            landmarks = self._landmarks(source)
+            weights = weights_given_x(parameters, here, there, landmarks)
+            scores = primal_scores(here.z, weights, here.maps, here.mask)
+            sums = KernelSums.of(here, there, scores, weights) if keep else None
+            if dual and self.score_norm:  # e is a sum over the keys, r over the queries
+                counts = torch.stack((there.num_tokens(), here.num_tokens()))
+                scores = scores * counts[:, None, :, None, None]
+        if sums is not None:
+            self.record(self._statistics(sums, landmarks, tokens, source))
+        return scores, past
+
+    def _scanned(
+        self, here: Sides, past: Past | None, state: PrimalState | None, *, keep: bool
+    ) -> tuple[Tensor, KernelSums | None, Past | None]:
+        r"""Sums $e_i = \sum_j \kappa(x_i, x_j) h_r(x_j)$ and r; causal means without a decay."""
+        z, h, steps, maps, mask = here
+        assert h is not None
+        before = None if state is None else state.sums()
+        grams_wanted = keep and steps is None
+        scores, total, grams = scan(
+            z, h, maps, mask, before, steps=steps, future=past is None, grams=grams_wanted
+        )
+        sums = KernelSums.of_scores(scores, h) if keep and steps is not None else None
+        if past is None:
+            return scores, sums, None
+        counts = past.counts.clamp(min=1)
+        if grams is not None:
+            w_e, w_r = (total.flip(0) / counts[:, -1:]).transpose(1, 2)
+            gram_q, gram_k = grams.transpose(1, 2)
+            sums = KernelSums((w_e, w_r), given_grams=(gram_q, gram_k))
+        if steps is None and not self.score_norm:
+            scores = scores / counts
+        return scores, sums, past._replace(total=total)
 
     def _fused(self, tokens: Tokens) -> Tensor | None:
         """Outputs of the heads [B, N, H, C] by one fused node; None where none takes the layer."""
-        given = self.decay, self.score_norm, self.rotary, self.features.has_modules
-        if any(given) or not is_large(tokens.x):
+        if any((self.decay, self.score_norm, self.rotary, self.features.has_modules)):
             return None
         projection = packed(tokens.x, self._projections()[: 3 if self.weights == "dual" else 2])
         if projection is None or not is_plain(self.score_proj):
@@ -435,8 +481,9 @@ class PrimalAttention(KSVDLayer, TimedLayer):
     def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
         """Outputs of packed sequences, in the shape of x."""
         tokens, padding = self._tokens(x.reshape(1, -1, self.dim), None), sequences.padding()
-        sides = self._sides(tokens, padding)
-        return self._output(self._attend(sides, sides), tokens, padding).view_as(x)
+        here = self._sides(tokens, padding)
+        scores, _ = self._attend(here, here)
+        return self._output(scores, tokens, padding).view_as(x)
 
     def _output(self, scores: Tensor, tokens: Tokens, padding: Padding | None = None) -> Tensor:
         """Map the scores that are output to the heads, and these to the outputs."""
@@ -456,7 +503,10 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         )
         y = heads_out.flatten(-2)
         y = y * F.silu(self.gate_proj(tokens.x)) if self.gate else y
-        y = projected(y, self.out_proj)
+        if self.training and may_run_fused("linear", y):
+            y = projected(y, self.out_proj)
+        else:
+            y = self.out_proj(y)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _landmarks(self, source: Tokens) -> Landmarks | None:
@@ -478,20 +528,13 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             return c_e.mT, c_r.mT
         return (weight.mT, None) if self.scores == "e" else (None, weight.mT)
 
-    def _check_inputs(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        token_mask: Tensor | None,
-        context_mask: Tensor | None,
-    ) -> None:
-        check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
-        if context is not None and self.weights == "static":
+    def _check_context(self) -> None:
+        if self.weights == "static":
             raise ValueError(
                 "a context does not go with weights='static', which never look at it; "
                 "use weights='sampled' or weights='dual'"
             )
-        if context is not None and self.decay is not None:
+        if self.decay is not None:
             raise ValueError(
                 f"a context does not go with decay={self.decay!r}: its tokens have no time in "
                 f"common with those of x"

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.objective import fused_mean_j, mean_j
-from primal_attention.ops.primal import gram
+from primal_attention.ops.primal import Sides, gram, primal_scores
 from primal_attention.precision import accumulate
 
 
@@ -45,6 +46,26 @@ class KernelSums(NamedTuple):
     given_energies: Tensor | None = None
     given_grams: Pair | None = None
     trace: Tensor | None = None  # Tr(W_e^T W_r) = sum_i <h_e(x_i), e_i> where that is a sum, [B, H]
+
+    @classmethod
+    def of(cls, here: Sides, there: Sides, scores: Tensor, weights: Tensor) -> KernelSums:
+        """Sums over the queries of here and the keys of there."""
+        features: tuple[Features, ...] = (Features(here.z, here.maps, here.mask),)
+        energies = scores.square().sum(-2)  # [2, H, B, S]
+        if there is not here:
+            queries, keys = here.side(0), there.side(1)
+            r = primal_scores(keys.z, weights[1:], keys.maps, keys.mask)
+            energies = torch.cat((energies[:1], r.square().sum(-2)))
+            features = tuple(Features(each.z, each.maps, each.mask) for each in (queries, keys))
+        weights = weights.transpose(1, 2) if weights.ndim == 5 else weights
+        return cls((weights[0], weights[1]), features, energies.transpose(1, 2))
+
+    @classmethod
+    def of_scores(cls, scores: Tensor, h: Tensor) -> KernelSums:
+        """Sums of scores and dual variables, where the features of the kernel are infinite."""
+        trace = (h[0] * scores[0]).sum((-2, -1)).T
+        energies = scores.square().sum(-2).transpose(1, 2)
+        return cls(None, given_energies=energies, trace=trace)
 
     @property
     def weights(self) -> Pair:
@@ -99,7 +120,8 @@ class KSVDStatistics(NamedTuple):
 
     def without_graph(self) -> KSVDStatistics:
         """The values alone, once the graph of the pass is used up."""
-        return KSVDStatistics(*map(_detached, self))._replace(differentiated=True)
+        detached: KSVDStatistics = tree_map_only(Tensor, Tensor.detach, self)
+        return detached._replace(differentiated=True)
 
     @property
     def grams(self) -> Grams:
@@ -146,15 +168,6 @@ class KSVDStatistics(NamedTuple):
         return accumulate(rearrange(self.landmarks.rows(), "b m (h p) -> b h m p", h=H))
 
 
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if not isinstance(value, tuple):
-        return value
-    items = map(_detached, value)
-    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-
-
 class Passes:
     """The training passes of one layer that one thread keeps."""
 
@@ -169,7 +182,10 @@ class Passes:
     def let_go(self, runs: list[KSVDStatistics]) -> None:
         """Let go of the graph of these passes, where they are still those that are kept."""
         if self.runs is runs:
-            self.runs = [run.without_graph() for run in runs]
+            detached: list[KSVDStatistics] = []
+            for run in runs:
+                detached.append(run.without_graph())
+            self.runs = detached
 
     def open_block(self) -> None:
         """Keep all passes from here on; those from before the outermost block are let go."""
@@ -206,13 +222,16 @@ class _WithZeroGradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.parameters = [(p.shape, p.dtype, p.device) for p in inputs[1:]]
+        ctx.kinds = []  # not the parameters, whose memory a sharded layer frees
+        for each in inputs[1:]:
+            ctx.kinds.append((each.shape, each.dtype, each.device))
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, ...]:
-        d_out = d_outputs[0]
-        zeros = (d_out.new_zeros(s, dtype=d, device=at) for s, d, at in ctx.parameters)
-        return d_out, *zeros
+        gradients = [d_outputs[0]]
+        for shape, dtype, device in ctx.kinds:
+            gradients.append(d_outputs[0].new_zeros(shape, dtype=dtype, device=device))
+        return tuple(gradients)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
@@ -274,7 +293,10 @@ class KSVDLayer(nn.Module):
         """
         if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return out
-        parameters = [p for p in (self.raw_lambda, *unused) if p is not None and p.requires_grad]
+        parameters = []
+        for each in (self.raw_lambda, *unused):
+            if each is not None and each.requires_grad:
+                parameters.append(each)
         if not parameters:
             return out
         with_parameters: Tensor = _WithZeroGradients.apply(out, *parameters)  # type: ignore[no-untyped-call]
@@ -284,4 +306,4 @@ class KSVDLayer(nn.Module):
         """Keep the statistics of the current forward pass."""
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return
-        self.passes.keep(statistics)
+        self._of_thread.passes.keep(statistics)

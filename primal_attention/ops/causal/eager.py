@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.ops.op import fused
+from primal_attention.ops.op import chunk_size, fused
 from primal_attention.ops.primal.eager import (
     Maps,
     features,
@@ -36,7 +36,7 @@ from primal_attention.ops.primal.eager import (
     tokens_first,
     zeroed,
 )
-from primal_attention.ops.walk import Tensors, is_one_chunk, walk
+from primal_attention.ops.walk import Tensors, walk
 from primal_attention.precision import accumulate, without_autocast
 
 BLOCK = 64  # tokens
@@ -89,7 +89,7 @@ def scan(
     rows = (z, values, mask, None if steps is None else steps.unsqueeze(-1))
     before = (state, None)[: 1 + grams]
     (out,), (after, *rest) = walk(partial(_scan, maps, future, grams), before, rows)
-    if future and not is_one_chunk(z):
+    if future and chunk_size(z) < z.shape[-2]:
         (later,), _ = walk(partial(_scan_later, maps), (None,), rows, reverse=True)
         out = out + later
     return Scanned(out, after, rest[0] if grams else None)

@@ -1,6 +1,10 @@
 """Landmarks: which tokens they are, and the weights that are sampled from them."""
 
-from primal_attention.ops.landmarks.choice import Landmarks, choose_landmarks, landmarks
-from primal_attention.ops.landmarks.eager import sampled_weights
+from primal_attention.ops.landmarks.eager import (
+    Landmarks,
+    choose_landmarks,
+    landmarks,
+    sampled_weights,
+)
 
 __all__ = ["Landmarks", "choose_landmarks", "landmarks", "sampled_weights"]

@@ -1,26 +1,127 @@
-r"""Weights sampled from the landmarks, $W_{e|X} = X'^\top w_e$ and $W_{r|X} = X'^\top w_r$.
+r"""Landmarks: which tokens they are, and the weights that are sampled from them.
 
-Letters: B batch, D model dim, H heads, P feature dim, S directions, M landmarks.
+$W_{e|X} = X'^\top w_e$ and $W_{r|X} = X'^\top w_r$ with the rows X' of the landmarks. All of it is
+tensor arithmetic on the input's device, without a look at the values from the host.
+
+Letters: B batch, N tokens, D model dim, H heads, P feature dim, S directions, M landmarks.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import torch
 from torch import Tensor
 
-from primal_attention.ops.landmarks.choice import Landmarks
-from primal_attention.precision import accumulate, exact
+from primal_attention.ops.op import fused
+from primal_attention.precision import accumulate, without_autocast
+
+
+class Landmarks(NamedTuple):
+    """Which tokens of x are landmarks; X' itself is built where it is asked for."""
+
+    x: Tensor  # [B, N, D]
+    positions: Tensor  # [B, M]; -1 where there is none, whose row is zero
+    scale: float = 1.0  # of all rows
+
+    def rows(self) -> Tensor:
+        """X' [B, M, D]."""
+        B, N, D = self.x.shape
+        first = torch.arange(0, B * N, N, device=self.x.device)[:, None]
+        tokens = (self.positions.clamp(min=0) + first).flatten()
+        rows = self.x.reshape(B * N, D)
+        # On a GPU the gradient of index_select is atomic, and so not the same bits every time.
+        rows = rows[tokens] if rows.is_cuda else rows.index_select(0, tokens)
+        rows = rows.view(*self.positions.shape, D)
+        rows = torch.where((self.positions >= 0)[:, :, None], rows, 0.0)
+        return rows if self.scale == 1.0 else rows * self.scale
+
+
+def landmarks(
+    x: Tensor,  # [B, N, D]
+    num_landmarks: int,
+    *,
+    token_mask: Tensor | None = None,  # [B, N], True = real token; holes are allowed
+    dropout: float = 0.0,
+    jitter: float = 0.0,
+) -> Tensor:
+    """X' [B, M, D] of the landmarks that :func:`choose_landmarks` takes."""
+    options: dict[str, Any] = {"token_mask": token_mask, "dropout": dropout, "jitter": jitter}
+    return choose_landmarks(x, num_landmarks, **options).rows()
+
+
+def choose_landmarks(
+    x: Tensor,  # [B, N, D]
+    num_landmarks: int,
+    *,
+    token_mask: Tensor | None = None,  # [B, N], True = real token; holes are allowed
+    dropout: float = 0.0,
+    jitter: float = 0.0,
+) -> Landmarks:
+    """The landmarks of each sequence; one without a real token has none.
+
+    Landmark i of M stands at real token i (n-1) // max(M-1, 1) of n, in integer arithmetic: the
+    first and the last are always in, and tokens repeat where n < M. ``jitter`` moves each one by a
+    whole number of tokens, uniformly within so many landmark spacings; ``dropout`` drops whole
+    landmarks and scales the rest up. Both are drawn for each sequence and landmark.
+    """
+    shape, moves, drops = (x.shape[0], num_landmarks), None, None
+    if jitter > 0:
+        moves = torch.rand(shape, device=x.device)
+    if dropout > 0:
+        drops = torch.rand(shape, device=x.device)
+    given = IndexInputs(x.detach(), token_mask, moves, drops, num_landmarks, jitter, dropout)
+    found = fused("landmark_index", given)
+    index = landmark_index(given) if found is None else found[0]
+    return Landmarks(x, index, 1.0 / (1.0 - dropout))
+
+
+class IndexInputs(NamedTuple):
+    """What the positions of the landmarks depend on."""
+
+    x: Tensor  # [B, N, D], of which the sizes alone
+    token_mask: Tensor | None  # [B, N]
+    moves: Tensor | None  # [B, M], uniform in [0, 1): how far each landmark is moved
+    drops: Tensor | None  # [B, M], uniform in [0, 1): those below the dropout are dropped
+    num_landmarks: int
+    jitter: float
+    dropout: float
+
+
+def landmark_index(given: IndexInputs) -> Tensor:
+    """The position of each landmark, [B, M]; -1 where there is none."""
+    x, token_mask, moves, drops, num_landmarks, jitter, dropout = given
+    if token_mask is None:
+        num_tokens = torch.full((x.shape[0],), x.shape[1], device=x.device)
+    else:
+        num_tokens = token_mask.sum(1)
+    last = (num_tokens - 1).clamp(min=0)[:, None]
+    intervals = max(num_landmarks - 1, 1)
+    index = torch.arange(num_landmarks, device=x.device) * last // intervals  # of the real tokens
+    if moves is not None:
+        offset = (2.0 * moves - 1.0) * jitter * (last / intervals)
+        index = (index + offset.round().long()).clamp(min=0).minimum(last)
+    if token_mask is not None:
+        index = torch.where((num_tokens > 0)[:, None], _place_of(index, token_mask), -1)
+    return index if drops is None else torch.where(drops >= dropout, index, -1)
+
+
+def _place_of(order: Tensor, token_mask: Tensor) -> Tensor:
+    """Position in the sequence of each real token, counted among the real ones."""
+    number = token_mask.cumsum(1) - 1  # of each real token, counted from 0
+    B, N = token_mask.shape
+    places = torch.arange(N, device=token_mask.device).expand(B, N)
+    spare = torch.where(token_mask, number, N)  # padded tokens share one more place
+    token_at = places.new_zeros(B, N + 1).scatter(1, spare, places)
+    return token_at.gather(1, order)
 
 
 def sampled_weights(landmarks: Landmarks, parameters: Tensor) -> Tensor:
     """Both weights [2, H, B, P, S] of parameters w_e, w_r side by side, [H, M, 2 S]."""
-    return _product(landmarks.rows(), parameters)
-
-
-@exact
-def _product(rows: Tensor, parameters: Tensor) -> Tensor:
+    rows, H = landmarks.rows(), parameters.shape[0]
     B, M, D = rows.shape
-    H = parameters.shape[0]
-    by_head = accumulate(rows).view(B, M, H, D // H).permute(2, 0, 3, 1)  # [H, B, P, M]
-    weights = by_head.reshape(H, B * (D // H), M) @ parameters.to(by_head.dtype)  # [H, B P, 2 S]
-    S = parameters.shape[-1] // 2
-    return weights.view(H, B, D // H, 2, S).permute(3, 0, 1, 2, 4)
+    with without_autocast(rows.device):
+        by_head = accumulate(rows).view(B, M, H, D // H).permute(2, 0, 3, 1)  # [H, B, P, M]
+        by_row = by_head.reshape(H, B * (D // H), M)
+        weights = by_row @ parameters.to(by_head.dtype)  # [H, B P, 2 S]
+    return weights.view(H, B, D // H, 2, -1).permute(3, 0, 1, 2, 4)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from primal_attention.ops.landmarks.choice import IndexInputs
+from primal_attention.ops.landmarks.eager import IndexInputs
 from primal_attention.ops.op import FusedOp
 from primal_attention.ops.primal.fused_collapse import (
     MapSizes,

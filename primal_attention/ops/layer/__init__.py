@@ -1,5 +1,5 @@
 """All of a Primal layer between its tokens and its output projection."""
 
-from primal_attention.ops.layer.eager import LayerInputs, LayerResult, fused_layer, layer, takes
+from primal_attention.ops.layer.eager import LayerInputs, LayerResult, fused_layer, layer
 
-__all__ = ["LayerInputs", "LayerResult", "fused_layer", "layer", "takes"]
+__all__ = ["LayerInputs", "LayerResult", "fused_layer", "layer"]

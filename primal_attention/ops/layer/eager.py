@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from primal_attention.ops.causal.eager import running_mean, scan, token_counts
-from primal_attention.ops.landmarks import Landmarks, sampled_weights
-from primal_attention.ops.op import fused, may_run_fused
-from primal_attention.ops.primal.eager import gram, moment, primal_scores
-from primal_attention.precision import accumulate
+from primal_attention.ops.landmarks import Landmarks
+from primal_attention.ops.op import fused
+from primal_attention.ops.primal.eager import Sides, gram, primal_scores, weights_given_x
 
 
 class LayerInputs(NamedTuple):
@@ -106,11 +105,6 @@ class FlatInputs(NamedTuple):
         return LayerInputs(*self[:8], landmarks, *sizes, (self.map_q, self.map_k), self.grams)
 
 
-def takes(x: Tensor) -> bool:
-    """Whether the layer may run fused on tokens x [B, N, D]; by their device and number alone."""
-    return may_run_fused("layer", x)
-
-
 def fused_layer(inputs: LayerInputs) -> LayerResult | None:
     """The layer as one op with one backward pass.
 
@@ -127,19 +121,17 @@ def layer(inputs: LayerInputs) -> LayerResult:
     z, h = _projected(inputs)
     counts = token_counts(x, token_mask, None)[:, :, None]
     grams = None
-    if not inputs.is_dual:
-        if inputs.causal:
-            z, _ = running_mean(z, mask, counts)
-        weights = _given_weights(inputs)
-        scores = primal_scores(z, weights, maps, mask)
-    elif inputs.causal:
+    if inputs.is_dual and inputs.causal:
         assert h is not None
         scores, total, grams = scan(z, h, maps, mask, grams=inputs.grams)
         scores = scores / counts.clamp(min=1)
         weights = total.flip(0) / counts.clamp(min=1)[:, -1:]
     else:
-        assert h is not None
-        weights = (moment(z, h, maps, mask) / counts.clamp(min=1)[:, -1:]).flip(0)
+        if inputs.causal:
+            z, _ = running_mean(z, mask, counts)
+        sides, landmarks = Sides(z, h, None, maps, mask), inputs.landmarks
+        landmarks = None if landmarks is None else landmarks._replace(x=x)
+        weights = weights_given_x(_directions(inputs), sides, sides, landmarks)
         scores = primal_scores(z, weights, maps, mask)
     if inputs.grams and grams is None:
         grams = gram(z, maps, mask)
@@ -158,14 +150,11 @@ def _projected(inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
     return z, rest[0] if rest else None
 
 
-def _given_weights(inputs: LayerInputs) -> Tensor:
-    """Weights of parameters, [2, H, P, S], or sampled by them, [2, H, B, P, S]."""
-    assert inputs.w_e is not None
-    assert inputs.w_r is not None
-    if inputs.landmarks is None:
-        return accumulate(torch.stack((inputs.w_e, inputs.w_r)))
-    parameters = torch.cat((inputs.w_e, inputs.w_r), -1)
-    return sampled_weights(inputs.landmarks._replace(x=inputs.x), parameters)
+def _directions(inputs: LayerInputs) -> Tensor | None:
+    """Both parameters side by side; None for dual weights."""
+    if inputs.w_e is None or inputs.w_r is None:
+        return None
+    return torch.cat((inputs.w_e, inputs.w_r), -1)
 
 
 def _outputs(inputs: LayerInputs, scores: Tensor) -> Tensor:

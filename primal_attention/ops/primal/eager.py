@@ -17,11 +17,60 @@ import torch
 from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
-from primal_attention.ops.op import fused
+from primal_attention.ops.landmarks import Landmarks, sampled_weights
+from primal_attention.ops.op import chunk_size, fused
 from primal_attention.ops.walk import Tensors, walk
-from primal_attention.precision import accumulate
+from primal_attention.precision import accumulate, without_autocast
 
 Maps = tuple[str, ...]  # of the queries and of the keys, or of the only side
+
+
+class Sides(NamedTuple):
+    """Queries and keys of a batch, or one of them, and the maps that make features of them."""
+
+    z: Tensor  # [2, H, B, N, C]
+    h: Tensor | None  # [2, H, B, N, S]: H_e and H_r; None unless weights are dual
+    steps: Tensor | None  # [H, B, N]: how much time passes at each token; None without a decay
+    maps: Maps
+    mask: Tensor | None  # [B, N, 1], True at real tokens
+
+    def side(self, number: int) -> Sides:
+        """The queries (0) or the keys (1) alone."""
+        one = slice(number, number + 1)
+        h = None if self.h is None else self.h[one]
+        return self._replace(z=self.z[one], h=h, maps=self.maps[one])
+
+    def num_tokens(self) -> Tensor:
+        """How many real tokens each sequence has, [B], in the accumulation dtype."""
+        z, dtype = self.z, torch.promote_types(self.z.dtype, torch.float32)
+        if self.mask is None:
+            return torch.full(z.shape[2:3], z.shape[3], dtype=dtype, device=z.device)
+        return self.mask.sum((1, 2), dtype=dtype)
+
+
+def weights_given_x(
+    parameters: Tensor | None,  # w_e, w_r side by side [H, M or P, 2 S]; None for dual weights
+    here: Sides,
+    there: Sides,  # of the context; the same in self-attention
+    landmarks: Landmarks | None,
+) -> Tensor:
+    """W_{e|X} and W_{r|X}, [2, H, B, P, S], or static ones of all sequences, [2, H, P, S]."""
+    if landmarks is not None and parameters is not None:
+        return sampled_weights(landmarks, parameters)
+    if parameters is not None:
+        return accumulate(torch.unflatten(parameters, -1, (2, -1))).permute(2, 0, 1, 3)
+    if here is there:
+        return _token_mean(here).flip(0)
+    return torch.cat((_token_mean(there.side(1)), _token_mean(here.side(0))))
+
+
+def _token_mean(sides: Sides) -> Tensor:
+    r"""Eq. (14): $\Phi^\top H / n$ over the real tokens of a side; zero where there are none."""
+    assert sides.h is not None
+    total = moment(sides.z, sides.h, sides.maps, sides.mask)
+    if sides.mask is None:
+        return total / sides.z.shape[-2]
+    return total / sides.num_tokens().clamp(min=1)[:, None, None]
 
 
 def both_sides(q: Tensor, k: Tensor) -> Tensor:
@@ -41,6 +90,9 @@ def features(z: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
 
 def primal_scores(z: Tensor, w: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
     r"""Scores $W^\top \phi$ of eq. (9), [2, H, B, N, S], by w [2, H, B, P, S] or [2, H, P, S]."""
+    if chunk_size(z) >= z.shape[-2]:
+        with without_autocast(z.device):
+            return scores_of(features(z, maps, mask), w)
     (scores,), _ = walk(partial(_scores, maps), (), (z, mask), (w,))
     return scores
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from primal_attention import build_attention
-from primal_attention.ops.walk import chunk_elements
+from primal_attention.ops.op import chunk_elements
 
 from ..dense import MASKS, B, N, assert_close, assert_same_with_gradients, randn
 from ..test_time_weighted import turned

@@ -11,7 +11,7 @@ from primal_attention.attention.baselines.softmax import SoftmaxAttention
 from primal_attention.attention.svr.batch_norm import FEWEST_KEYS
 from primal_attention.attention.svr.linear_bn import LinearBNAttention
 from primal_attention.feature_maps import ExponentialFeatureMap
-from primal_attention.ops.walk import chunk_elements
+from primal_attention.ops.op import chunk_elements
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn
