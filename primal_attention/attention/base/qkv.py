@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.decoder import Decoder
 from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
 from primal_attention.attention.base.rotary import check_rotary, rotary_positions, rotated
 from primal_attention.attention.base.validation import check_heads, check_probabilities
@@ -164,6 +165,10 @@ class DecodingAttention(QKVAttention):
         """Output [B, D] of the next token x_t [B, D], and the state after it."""
         y, state = self.prefill(x_t[:, None], state)
         return y[:, 0], state
+
+    def decoder(self, batch_size: int) -> Decoder:
+        """Return the decoder of a batch, which replays one graph a token on a GPU."""
+        return Decoder(self, batch_size)
 
     def _check_causal(self) -> None:
         if not self.causal:

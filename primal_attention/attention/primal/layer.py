@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
+from primal_attention.attention.base.decoder import Decoder
 from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.learned_time import TimedLayer, rms_normed
 from primal_attention.attention.base.masks import Tokens, check_inputs, zero_padding
@@ -277,6 +278,10 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         """Output [B, D] of the next token x_t [B, D], in time that does not grow."""
         y, state = self.prefill(x_t[:, None], state)
         return y[:, 0], state
+
+    def decoder(self, batch_size: int) -> Decoder:
+        """Return the decoder of a batch, which replays one graph a token on a GPU."""
+        return Decoder(self, batch_size)
 
     def fold(self) -> FoldedPrimalAttention:
         """An inference module with the static weights folded into two matrices."""
