@@ -22,21 +22,17 @@ from primal_attention.precision import accumulate, exact
 FixedMap = Callable[[Tensor], Tensor]
 
 
-def inverse_norm(z: Tensor) -> Tensor:
-    """1 / |z|, and 0 where z is 0 or so small that |z|^2 is no normal number, [..., 1].
-
-    All derivatives are 0 there: the norm that is divided by is of other vectors, since the second
-    derivative of a norm at 0 is NaN.
-    """
-    norm = torch.linalg.vector_norm(z.detach(), dim=-1, keepdim=True)
-    nonzero = norm >= math.sqrt(torch.finfo(z.dtype).tiny)
-    norm = torch.linalg.vector_norm(torch.where(nonzero, z, 1.0), dim=-1, keepdim=True)
-    return torch.where(nonzero, norm.reciprocal(), 0.0)
-
-
 def cosine(z: Tensor) -> Tensor:
-    """Unit vector z / |z|, and 0 with zero gradient at z = 0, where the direction is undefined."""
-    return z * inverse_norm(z)
+    """Unit vector z / |z|, and 0 where z is 0 or |z|^2 is no normal number.
+
+    All derivatives are 0 there. A length does not change the direction, so that z is divided by its
+    own as by a number, and what is left, near 1, by its root: no derivative leaves the range.
+    """
+    length = torch.linalg.vector_norm(z.detach(), dim=-1, keepdim=True)
+    known = (length >= math.sqrt(torch.finfo(z.dtype).tiny)) & length.isfinite()
+    unit = z * torch.where(known, length.reciprocal(), 0.0)
+    squared = torch.where(known, (unit * unit).sum(-1, keepdim=True), 1.0)
+    return unit * torch.where(known, squared.rsqrt(), 0.0)
 
 
 def elu(z: Tensor) -> Tensor:

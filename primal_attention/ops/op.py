@@ -258,7 +258,7 @@ class Triton:
 BACKENDS: dict[str, Backend] = {Triton.device_type: Triton()}  # by the kind of device
 _WHEN = ["large"]
 _CHUNK: ContextVar[int | None] = ContextVar("_CHUNK", default=None)
-_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of a chunk of tokens that eager forms walk over
+_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 25}  # of a chunk of tokens that eager forms walk over
 
 
 @contextmanager
@@ -313,11 +313,16 @@ def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
 
 
 def chunk_size(first: Tensor) -> int:
-    """How many tokens a chunk of such rows has: a multiple of 16, or all of them in a graph."""
+    """How many tokens a chunk of such rows has, all of them in a graph.
+
+    A multiple of 128, or of 16 where the number of elements was said.
+    """
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return first.shape[-2]
-    most = _CHUNK.get() or _ELEMENTS.get(first.device.type, _ELEMENTS["cuda"])
-    return max(most * first.shape[-2] // max(first.numel(), 1) // 16, 1) * 16
+    chosen = _CHUNK.get()
+    most = chosen or _ELEMENTS.get(first.device.type, _ELEMENTS["cuda"])
+    unit = 16 if chosen else 128
+    return max(most * first.shape[-2] // max(first.numel(), 1) // unit, 1) * unit
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -53,6 +53,7 @@ from primal_attention.ops.primal import (
     features,
     primal_scores,
     weights_given_x,
+    with_features,
 )
 from primal_attention.precision import accumulate, autocast_dtype
 
@@ -390,6 +391,10 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             there = here
         elif self.features.has_modules:
             here, there = kernel_sides(self.features, here, there)
+        if dual and here.steps is None:
+            alone = there is here
+            here = with_features(here)
+            there = here if alone else with_features(there)
         if dual and (past is not None or here.steps is not None):
             scores, sums, past = self._scanned(here, past, state, keep=keep)
         else:
@@ -412,18 +417,14 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         z, h, steps, maps, mask = here
         assert h is not None
         before = None if state is None else state.sums()
-        grams_wanted = keep and steps is None
-        scores, total, grams = scan(
-            z, h, maps, mask, before, steps=steps, future=past is None, grams=grams_wanted
-        )
+        scores, total, _ = scan(z, h, maps, mask, before, steps=steps, future=past is None)
         sums = KernelSums.of_scores(scores, h) if keep and steps is not None else None
         if past is None:
             return scores, sums, None
         counts = past.counts.clamp(min=1)
-        if grams is not None:
-            w_e, w_r = (total.flip(0) / counts[:, -1:]).transpose(1, 2)
-            gram_q, gram_k = grams.transpose(1, 2)
-            sums = KernelSums((w_e, w_r), given_grams=(gram_q, gram_k))
+        if keep and steps is None:  # of the weights behind the last token
+            weights = total.flip(0) / counts[:, -1:]
+            sums = KernelSums.of(here, here, primal_scores(z, weights, maps, mask), weights)
         if steps is None and not self.score_norm:
             scores = scores / counts
         return scores, sums, past._replace(total=total)

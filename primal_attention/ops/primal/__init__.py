@@ -9,6 +9,7 @@ from primal_attention.ops.primal.eager import (
     moment,
     primal_scores,
     weights_given_x,
+    with_features,
     zeroed,
 )
 
@@ -22,5 +23,6 @@ __all__ = [
     "moment",
     "primal_scores",
     "weights_given_x",
+    "with_features",
     "zeroed",
 ]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.landmarks import Landmarks, sampled_weights
-from primal_attention.ops.op import chunk_size, fused
+from primal_attention.ops.op import chunk_size, fused, may_run_fused
 from primal_attention.ops.walk import Tensors, walk
 from primal_attention.precision import accumulate, without_autocast
 
@@ -46,6 +46,15 @@ class Sides(NamedTuple):
         if self.mask is None:
             return torch.full(z.shape[2:3], z.shape[3], dtype=dtype, device=z.device)
         return self.mask.sum((1, 2), dtype=dtype)
+
+
+def with_features(sides: Sides) -> Sides:
+    """Sides that hold their features, for several uses; of long work each use computes its own."""
+    if chunk_size(sides.z) < sides.z.shape[-2] or may_run_fused("moment", sides.z):
+        return sides
+    with without_autocast(sides.z.device):
+        phi = features(sides.z, sides.maps, sides.mask)
+    return sides._replace(z=phi, maps=("identity",) * len(sides.maps))
 
 
 def weights_given_x(
