@@ -32,7 +32,8 @@ PRECISION = """
 Relative error |a - b| / |b| against float64: outputs, and gradients of the input, of one layer
 (4 sequences of up to 512 tokens with padding, 128 channels, 4 heads), largest over the causal and
 the bidirectional form. `python benchmarks/precision.py` measures it again;
-`benchmarks/results/precision.csv` has all rows, from one H200. Those of `nystrom`,
+`benchmarks/results/precision.csv` has all rows, from one H200 but for those of `primal_time`, which
+are from a CPU. Those of `nystrom`,
 `linformer` and `performer` are older than the way these are computed now.
 
 Three mechanisms are ill-conditioned by themselves: Reformer's hashes put some tokens in other

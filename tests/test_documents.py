@@ -154,3 +154,11 @@ def test_every_page_is_in_the_table_of_contents():
 def test_the_citation_is_of_this_version():
     text = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.*)$", text, re.M) == [primal_attention.__version__]
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_rows():
+    made = runpy.run_path(str(ROOT / "docs/make_readme_tables.py"))
+    text = (ROOT / "README.md").read_text()
+    for table in ("speed", "accuracy"):
+        assert made[table]() in text
+    assert len(text.splitlines()) <= 120
