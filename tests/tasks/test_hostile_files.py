@@ -201,6 +201,25 @@ def test_lists_of_pathfinder_name_nothing_outside_of_their_folder(tmp_path, name
         read_pathfinder("pathfinder", tmp_path)
 
 
+def test_lists_that_name_what_is_missing_are_named(tmp_path):
+    folder = write_pictures(tmp_path / "toy", (2, 1))
+    lines = "000.png birds\n000.png cats\n000.png dogs\n"
+    (folder / "val" / "val_annotations.txt").write_text(lines)
+    with pytest.raises(ValueError, match=r"annotations\.txt names the picture '000\.png'.*anew"):
+        read_pictures(tmp_path)
+    (folder / "classes.txt").write_text("cats\nfish\n")
+    with pytest.raises(ValueError, match=r"classes\.txt names a class .*train/fish is missing"):
+        read_pictures(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sample_9.png", "a" * 5000])
+def test_lists_of_pathfinder_that_name_what_is_missing_are_named(tmp_path, name):
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "0.npy").write_text(f"imgs/0 {name} 9 1\n")
+    with pytest.raises(ValueError, match=r"0\.npy, line 1: the image cannot be read .*anew$"):
+        read_pathfinder("pathfinder", tmp_path)
+
+
 @pytest.mark.parametrize("name", ["classes.txt", "val/val_annotations.txt"])
 def test_lists_that_are_no_text_are_named(tmp_path, name):
     path = write_pictures(tmp_path / "toy", (2, 1)) / name

@@ -54,14 +54,14 @@ def read_folder(
 
     Raises:
         FileNotFoundError: Naming the folder that is not there.
-        ValueError: Naming the class that has no picture.
+        ValueError: Naming the class that has no picture, or the list that names what is missing.
     """
     train, test = folder / "train", _test_folder(folder)
     if not train.is_dir():
         raise FileNotFoundError(f"{train} is missing; pictures lie in train/<class>")
     listed = folder / CLASSES
     found = sorted(each.name for each in train.iterdir() if each.is_dir())
-    classes = _read_classes(listed) if listed.is_file() else sorted(choose(found))
+    classes = _read_classes(listed, found) if listed.is_file() else sorted(choose(found))
     annotations = test / ANNOTATIONS
     places = _annotated(annotations) if annotations.is_file() else None
     files = [_pictures(train / name) for name in classes]
@@ -69,6 +69,8 @@ def read_folder(
     for name, here in zip(classes, tested, strict=True):
         if not here:
             raise ValueError(f"{annotations} has no picture of the class {name}")
+    if places is not None:
+        _check_present(annotations, [path for here in tested for path in here or []])
     return PictureSet(tuple(classes), _encoded(files), _encoded([each or [] for each in tested]))
 
 
@@ -79,12 +81,15 @@ def _test_folder(folder: Path) -> Path:
     raise FileNotFoundError(f"{folder} has neither val nor test; one of them is needed")
 
 
-def _read_classes(path: Path) -> list[str]:
-    """The first word of each line."""
+def _read_classes(path: Path, found: Sequence[str]) -> list[str]:
+    """The first word of each line, which is one of the classes found."""
     lines = (line.split() for line in read_text(path, MOST).splitlines())
     classes = sorted({_plain(path, line[0]) for line in lines if line})
     if not classes:
         raise ValueError(f"{path} names no class; write one a line, or remove it")
+    if missing := sorted(set(classes) - set(found)):
+        place = path.parent / "train" / missing[0][:60]
+        raise ValueError(f"{path} names a class whose folder {place} is missing; mend the list")
     return classes
 
 
@@ -110,6 +115,18 @@ def _annotated(path: Path) -> dict[str, list[Path]]:
         place = path.parent / "images" / _plain(path, words[0])
         found.setdefault(words[1], []).append(place)
     return found
+
+
+def _check_present(path: Path, pictures: Sequence[Path]) -> None:
+    """Refuse a list of pictures some of which are missing."""
+    images = path.parent / "images"
+    present = {each.name for each in images.iterdir()} if images.is_dir() else set()
+    for picture in pictures:
+        if picture.name not in present:
+            raise ValueError(
+                f"{path} names the picture {picture.name[:60]!r}, which is not in {images}; "
+                "mend the list, or get the pictures anew"
+            )
 
 
 def _plain(path: Path, name: str) -> str:

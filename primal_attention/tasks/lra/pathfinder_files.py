@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.array_files import read_array
-from primal_attention.foreign_files import read_bytes, reading
+from primal_attention.foreign_files import read_bytes, reading, reason
 from primal_attention.tasks.lra.cache import PartSizes, Prepared
 from primal_attention.tasks.lra.chunks import Arrays, Progress, made_in_chunks, no_progress
 from primal_attention.tasks.lra.pathfinder import draw_images
@@ -88,8 +88,8 @@ def read_pathfinder(name: str, folder: Path, *, seed: int = 0) -> Prepared:
         raise FileNotFoundError(f"{folder / 'metadata'} has no .npy files, the lists of the images")
     images: list[NDArray[np.uint8]] = []
     labels: list[int] = []
-    for path, label in (case for each in lists for case in _listed(folder, each)):
-        if content := read_bytes(path, MOST):
+    for path, content, label in (case for each in lists for case in _listed(folder, each)):
+        if content:
             images.append(_pixels(path, content, PATHFINDERS[name].size))
             labels.append(label)
     if not images:
@@ -102,8 +102,8 @@ def read_pathfinder(name: str, folder: Path, *, seed: int = 0) -> Prepared:
     return Prepared(name, sizes, np.stack(images)[order], targets, facts=facts)
 
 
-def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, int]]:
-    """The file and the label of each image of a list."""
+def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, bytes, int]]:
+    """The file, its content and the label of each image of a list."""
     for number, row in enumerate(_rows(path), start=1):
         if len(row) < 4 or row[3] not in ("0", "1"):
             found = str(row[:4])[:100]
@@ -116,7 +116,14 @@ def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, int]]:
                 f"{path}, line {number}: {str(name)[:100]!r} is outside of the folder; "
                 "get the whole archive anew"
             )
-        yield folder / name, int(row[3])
+        try:
+            content = read_bytes(folder / name, MOST)
+        except OSError as error:
+            raise ValueError(
+                f"{path}, line {number}: the image cannot be read ({reason(error)}); "
+                "get the whole archive anew"
+            ) from error
+        yield folder / name, content, int(row[3])
 
 
 def _rows(path: Path) -> list[list[str]]:
