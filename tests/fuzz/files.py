@@ -81,6 +81,7 @@ class Reader(NamedTuple):
     make: Callable[[Path], object]  # writes whole files into a folder
     read: Callable[[Path], object]  # reads them
     damaged: str = "*"  # which of them are mutated, as ``Path.rglob`` has it
+    together: bool = False  # files that may be wrong only together; their folder is named then
 
 
 # The readers
@@ -253,7 +254,7 @@ READERS: dict[str, Reader] = {
     "listops, .tsv": Reader(_listops, lambda folder: lra_task("listops", folder=folder)),
     "retrieval, .tsv": Reader(_aan, lambda folder: lra_task("retrieval", folder=folder)),
     "imdb, reviews": Reader(_imdb, lambda folder: lra_task("text", folder=folder), "*_*.txt"),
-    "imdb, films": Reader(_imdb, _pairs_of_films, "urls_*.txt"),
+    "imdb, films": Reader(_imdb, _pairs_of_films, "urls_*.txt", together=True),
     "cifar, binary": Reader(
         lambda folder: toy_files.write_cifar_binary(
             folder / "cifar-10-batches-bin", toy_files.colours(4)
@@ -480,8 +481,8 @@ def _read(reader: Reader, folder: Path, answer: int) -> None:
     os.write(answer, json.dumps(told).encode()[:60_000])
 
 
-def run(reader: Reader, folder: Path) -> End:
-    """Read the files of a folder within the limits."""
+def run(reader: Reader, folder: Path, damaged: Path) -> End:
+    """Read the files of a folder within the limits, one of them damaged."""
     ours, theirs = os.pipe()
     start = time.monotonic()
     if (child := os.fork()) == 0:
@@ -503,7 +504,8 @@ def run(reader: Reader, folder: Path) -> End:
         answer = pipe.read()
     seconds, extra = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 - _idle()
     in_time = bool(done) and seconds < SECONDS
-    return _judged(folder, answer, status, seconds, extra, in_time=in_time)
+    named = folder if reader.together else damaged
+    return _judged(named, answer, status, seconds, extra, in_time=in_time)
 
 
 @functools.cache
@@ -515,7 +517,7 @@ def _idle() -> int:
 
 
 def _judged(
-    folder: Path, answer: bytes, status: int, seconds: float, extra: int, *, in_time: bool
+    named: Path, answer: bytes, status: int, seconds: float, extra: int, *, in_time: bool
 ) -> End:
     told = json.loads(answer) if answer else {"error": f"status {status}", "message": ""}
     message = f"{told['error']}: {told['message']}"
@@ -527,7 +529,7 @@ def _judged(
         verdict = "too large"
     elif not told["error"]:
         verdict = "read"
-    elif not told["usual"] or str(folder) not in message or "\n" in message:
+    elif not told["usual"] or str(named) not in message or "\n" in message:
         verdict = "unnamed"
     else:
         verdict = "refused"
@@ -541,7 +543,7 @@ def cases(names: list[str], number: int, seed: int, place: Path) -> Iterator[tup
         whole = place / "whole" / str(names.index(name))
         whole.mkdir(parents=True)
         READERS[name].make(whole)
-        if (end := run(READERS[name], whole)).verdict != "read":
+        if (end := run(READERS[name], whole, whole)).verdict != "read":
             raise SystemExit(f"{name}: whole files are not read: {end}")
     for index in range(number):
         name, rng = names[index % len(names)], random.Random(f"{seed} {index}")
@@ -551,7 +553,7 @@ def cases(names: list[str], number: int, seed: int, place: Path) -> Iterator[tup
         path = rng.choice(found)
         damage, content = mutated(path.read_bytes(), foreign, rng)
         path.write_bytes(content)
-        yield name, f"case {index}, {damage} {path.name}", run(reader, folder)
+        yield name, f"case {index}, {damage} {path.name}", run(reader, folder, path)
         shutil.rmtree(folder)
 
 
