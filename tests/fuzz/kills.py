@@ -3,8 +3,9 @@
     python tests/fuzz/kills.py [--kills 20] [--a-run 4] [--seed 0] [--model primalformer]
 
 Each run trains JapaneseVowels (aeon has it in its package) with the KSVD objective, and then anew
-on the validation cases too. It is killed --a-run times, each time at a moment drawn uniformly over
-the length of an uninterrupted run, and started again in a new process. Then the rounds of
+on the validation cases too. It is killed up to --a-run times, each time at a moment drawn uniformly
+over the length of an uninterrupted run, and started again in a new process. A process that ended
+before its moment counts as no kill and ends the run. Then the rounds of
 metrics.csv must be the same bytes, result.json and results.csv the same but for the seconds, and
 every tensor of all checkpoints (weights, best weights, moments of the optimiser) the same bits.
 Exits with 1 on any difference.
@@ -17,6 +18,7 @@ import csv
 import json
 import multiprocessing
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -65,12 +67,16 @@ def finish(out: Path, model: str) -> float:
     return time.monotonic() - began
 
 
-def kill(out: Path, model: str, after: float) -> str:
-    """Kill a run after so many seconds; how far it was."""
+def kill(out: Path, model: str, after: float) -> str | None:
+    """Kill a run after so many seconds; how far it was, or None where it had ended."""
     process = begin(out, model)
     process.join(after)
     process.kill()
     process.join()
+    if process.exitcode == 0:
+        return None
+    if process.exitcode != -signal.SIGKILL:
+        sys.exit(f"a run ended by itself with {process.exitcode}")
     rounds = [len(path.read_text().splitlines()) - 1 for path in out.rglob("metrics.csv")]
     half_written = [path.name for path in out.rglob(".*.unfinished")]
     refit = " and refitted" if list(out.rglob("refit/last.safetensors")) else ""
@@ -118,7 +124,7 @@ def main() -> None:
     parser.add_argument("--model", default="primalformer")
     options = parser.parse_args()
     PROCESSES.set_forkserver_preload(PRELOADED)
-    moments, done, wrong = random.Random(options.seed), 0, 0
+    moments, done, runs, wrong = random.Random(options.seed), 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
         finish(whole, options.model)  # the first process also waits for imports
@@ -126,16 +132,20 @@ def main() -> None:
         found = differences(whole, Path(folder) / "again")
         print(f"not killed: {length:.1f} s; run again: {', '.join(found) or 'the same'}")
         while done < options.kills:
-            out = Path(folder) / str(done)
+            runs += 1
+            out = Path(folder) / str(runs)
             for _ in range(min(options.a_run, options.kills - done)):
-                done += 1
                 after = moments.uniform(0, length)
-                print(f"kill {done} after {after:.2f} s: {kill(out, options.model, after)}")
+                reached = kill(out, options.model, after)
+                if reached is None:
+                    break
+                done += 1
+                print(f"kill {done} after {after:.2f} s: {reached}")
             finish(out, options.model)
             found = differences(whole, out)
             wrong += bool(found)
             print(f"  ended: {', '.join(found) or 'the same'}", flush=True)
-    print(f"{done} kills, {wrong} runs that differ from the uninterrupted one")
+    print(f"{done} kills of {runs} runs, {wrong} of which differ from the uninterrupted one")
     sys.exit(bool(wrong))
 
 
