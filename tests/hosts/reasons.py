@@ -25,12 +25,12 @@ REASONS = (
     ),
     Reason(
         "test_retain_grad_hidden_states_attentions",
-        "",
+        "can't retain_grad on Tensor that has requires_grad=False",
         "a gradient of attention weights is asked for: a patched layer has no weights",
     ),
     Reason(
         "test_sdpa_can_dispatch_non_composite_models",
-        "",
+        "False is not true",
         "the implementation must be called sdpa, and is sdpa_padding where all layers are patched",
     ),
     Reason(
