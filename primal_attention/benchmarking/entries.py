@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention
+from primal_attention.attention.primal import PrimalTimeAttention
 from primal_attention.benchmarking.layers import (
     OpAlone,
     Outputs,
@@ -73,7 +74,8 @@ class Entry(NamedTuple):
     @property
     def name(self) -> str:
         """What it is called on the command line."""
-        return "-".join(filter(None, (self.mechanism, self.weights, "causal" * self.causal)))
+        weights = "" if self.mechanism == "primal_time" else self.weights  # it has no others
+        return "-".join(filter(None, (self.mechanism, weights, "causal" * self.causal)))
 
     def subject(self, sizes: Sizes, device: torch.device) -> Subject:
         """Build it; ModuleNotFoundError where a package is missing."""
@@ -98,6 +100,15 @@ def _primal(weights: str, *, causal: bool = False) -> Entry:
         return WithObjective(layer)
 
     return Entry("primal", build, weights, causal)
+
+
+def _primal_time(*, causal: bool) -> Entry:
+    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        return WithObjective(
+            PrimalTimeAttention(sizes.dim, sizes.heads, sizes.directions, causal=causal)
+        )
+
+    return Entry("primal_time", build, "dual", causal)
 
 
 def _op(weights: str) -> Entry:
@@ -154,7 +165,7 @@ def _foreign(mechanism: str, layer: str) -> Entry:
 def _others() -> Iterable[Entry]:
     """The other mechanisms of the registry with default options, in both forms."""
     for name, kind in ATTENTIONS.items():
-        if name not in ("primal", "softmax"):
+        if name not in ("primal", "primal_time", "softmax"):
             yield _registered(name, causal=False)
             if getattr(kind, "mechanism").causal:  # noqa: B009 - not every nn.Module has one
                 yield _registered(name, causal=True)
@@ -171,6 +182,8 @@ ENTRIES: dict[str, Entry] = {
         _primal("dual"),
         _primal("static", causal=True),
         _primal("dual", causal=True),
+        _primal_time(causal=False),
+        _primal_time(causal=True),
         _op("sampled"),
         _op("static"),
         _released(causal=False),

@@ -39,6 +39,7 @@ class Projections(nn.Module):
 
 
 Attend = Callable[..., Tensor]
+Decoding = Callable[[Tensor], Tensor]  # of the next token [B, D]
 
 
 class PackedSoftmax(nn.Module):
@@ -51,9 +52,29 @@ class PackedSoftmax(nn.Module):
 
     def forward(self, x: Tensor) -> Outputs:
         """Attention outputs."""
+        return (self._output(*self._heads(x)),)
+
+    def decoding(self, x: Tensor) -> Decoding:
+        """A step after the tokens x: it writes its key and value over those of the last of them."""
+        _, *cache = (z.contiguous() for z in self._heads(x))
+
+        def step(x_t: Tensor) -> Tensor:
+            q, *new = self._heads(x_t[:, None])
+            for old, z in zip(cache, new, strict=True):
+                old[:, :, -1:] = z
+            return self._output(q, *cache)[:, 0]
+
+        return step
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         heads = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # [B, H, N, C]
-        return (self.out_proj(self.attend(q, k, v).transpose(1, 2).flatten(2)),)
+        return q, k, v
+
+    def _output(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attend = self.attend if q.shape == k.shape else F.scaled_dot_product_attention
+        y: Tensor = self.out_proj(attend(q, k, v).transpose(1, 2).flatten(2))
+        return y
 
 
 def sdpa(*, causal: bool) -> Attend:
@@ -96,6 +117,17 @@ class WithObjective(nn.Module):
         """Outputs, and in training the objective."""
         y = self.layer(x)
         return (y, ksvd_loss(self.layer)) if self.training else (y,)
+
+    def decoding(self, x: Tensor) -> Decoding:
+        """A step after the tokens x, always from the same state."""
+        _, state = self.layer.prefill(x)
+        return lambda x_t: self.layer.step(x_t, state)[0]
+
+    def decoder(self, x: Tensor) -> Decoding:
+        """The layer's decoder after the tokens x."""
+        decoder = self.layer.decoder(len(x))
+        decoder.prefill(x)
+        return decoder
 
 
 class Released(nn.Module):

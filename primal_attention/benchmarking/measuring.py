@@ -44,9 +44,9 @@ def measure(
     compiled: bool = False,
     replayed: bool = True,
 ) -> Measurement:
-    """Time one pass (``fwd``, ``fwd+bwd`` or ``bwd``) of an entry of the registry.
+    """Time one pass of an entry: ``fwd``, ``fwd+bwd``, ``bwd``, ``step`` or ``decode``.
 
-    There is no time of the GPU alone where it is not replayed as a graph.
+    The last two are of one token after the others, by ``step`` or by ``decoder``. There is no time of the GPU alone where it is not replayed as a graph.
     """
     _let_go(device)
     try:
@@ -74,7 +74,12 @@ def _measured(subject: Subject, kind: str, compiled: bool, replayed: bool) -> Me
     device = subject.x.device
     subject.module.train(kind == "fwd+bwd")
     call = _compiled(subject) if compiled else None
-    run, moved = _forward(subject, call) if kind == "fwd" else _both(subject, call)
+    run, moved = (
+        _decoding(subject, kind)
+        if kind in ("step", "decode")
+        else _forward(subject, call) if kind == "fwd" else _both(subject, call)
+    )
+    replayed = replayed and kind != "decode"  # which replays a graph by itself
     run()
     wall = wall_ms(run, device)
     with record_ksvd(subject.module):  # lets go of what the last step kept
@@ -106,6 +111,22 @@ def _forward(subject: Subject, call: Call | None) -> tuple[Callable[[], object],
             return subject.step(call)
 
     return run, _bytes(subject.leaves) + _bytes(run())
+
+
+def _decoding(subject: Subject, kind: str) -> tuple[Callable[[], object], None]:
+    """One token after those of the input, without gradients."""
+    name = {"step": "decoding", "decode": "decoder"}[kind]
+    begin: Any = getattr(subject.module, name, None)
+    if begin is None:
+        raise TypeError(f"{type(subject.module).__name__} has no {name}")
+    with torch.no_grad():
+        step, x_t = begin(subject.x.detach()), subject.x.detach()[:, -1].contiguous()
+
+    def run() -> object:
+        with torch.no_grad():
+            return step(x_t)
+
+    return run, None
 
 
 def _both(subject: Subject, call: Call | None) -> tuple[Callable[[], object], int]:

@@ -14,10 +14,14 @@ MILLION = 1_048_576
 _LENGTHS = (256, 1024, 4096, 16384, 65536)
 _PRIMAL = ("primal-static", "primal-sampled", "primal-dual")
 _CAUSAL = ("primal-static-causal", "primal-dual-causal")
+_TIME = ("primal_time", "primal_time-causal")
+_DECODING = ("softmax-causal", *_CAUSAL, "primal_time-causal")
+_SMALL = ("projections", "softmax", *_PRIMAL, *_CAUSAL)
 _OTHERS = tuple(
     name
     for name, entry in ENTRIES.items()
-    if entry.mechanism not in ("projections", "softmax", "primal", "released") and not entry.alone
+    if entry.mechanism not in ("projections", "softmax", "primal", "primal_time", "released")
+    and not entry.alone
 )
 
 
@@ -27,6 +31,7 @@ class Stage:
 
     entries: tuple[str, ...]
     lengths: tuple[int, ...] | None = None  # those of the plan
+    batches: tuple[int, ...] | None = None  # for these lengths; by default what the total leaves
     passes: tuple[str, ...] = (BOTH,)
     compiled: bool = False
 
@@ -55,8 +60,9 @@ class Plan:
                 self.directions,
                 self.dtype,
             ):
-                for name, kind in product(stage.entries, stage.passes):
-                    shape = Sizes(n, max(total // n, 1), *sizes)  # type: ignore[arg-type]
+                batches = stage.batches or (max(total // n, 1),)
+                for batch, name, kind in product(batches, stage.entries, stage.passes):
+                    shape = Sizes(n, batch, *sizes)  # type: ignore[arg-type]
                     yield Job(ENTRIES[name], shape, kind, stage.compiled)
 
 
@@ -80,6 +86,24 @@ PRESETS: dict[str, Plan] = {
             Stage(("projections", "softmax", *_PRIMAL, *_CAUSAL), passes=("fwd",)),
             Stage(("softmax-causal",), passes=("fwd", BOTH)),
             Stage(("primal-sampled", "primal-static", "primal-dual"), (1024,), compiled=True),
+        )
+    ),
+    # What an eager or compiled step of little work costs the host, and one step of decoding.
+    "host": Plan(
+        (
+            Stage((*_SMALL, *_TIME), (128,), (1,), passes=(BOTH, "fwd")),
+            Stage((*_SMALL, *_TIME), (512,), (8,)),
+            Stage(_DECODING, (8192,), (1, 64), passes=("step", "decode")),
+            Stage((*_SMALL, *_TIME), (128,), (1,), compiled=True),
+            Stage((*_SMALL, *_TIME), (512,), (8,), compiled=True),
+        )
+    ),
+    # Layers whose kernel has a learned time, and linear attention beside them.
+    "time": Plan(
+        (
+            Stage((*_TIME, "softmax", "softmax-causal", "linear-causal"), (1024, 16384)),
+            Stage(("softmax", "softmax-causal"), (1024, 16384), compiled=True),
+            Stage(("primal_time", "primal_time-causal"), (MILLION,)),
         )
     ),
     # Everything else that can be timed.
