@@ -77,7 +77,9 @@ def _measured(subject: Subject, kind: str, compiled: bool, replayed: bool) -> Me
     run, moved = (
         _decoding(subject, kind)
         if kind in ("step", "decode")
-        else _forward(subject, call) if kind == "fwd" else _both(subject, call)
+        else _forward(subject, call)
+        if kind == "fwd"
+        else _both(subject, call)
     )
     replayed = replayed and kind != "decode"  # which replays a graph by itself
     run()

@@ -27,6 +27,7 @@ from primal_attention.ops.gradients import (
     differentiable_gradients,
     is_transformed,
 )
+from primal_attention.ops.replay import Plans
 from primal_attention.precision import without_autocast
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
@@ -92,6 +93,7 @@ class FusedOp(ABC):
         raise NotImplementedError(self.name)
 
     def __init__(self) -> None:
+        self._forwards, self._backwards = Plans(self._run_forward), Plans(self._run_backward)
         types = get_type_hints(self.inputs)
         self.tensors = {name for name, kind in types.items() if kind in (Tensor, Tensor | None)}
         fields = ", ".join(f"{_SCHEMA.get(kind, 'str')} {name}" for name, kind in types.items())
@@ -110,7 +112,7 @@ class FusedOp(ABC):
             lambda *flat: _single(tuple(self._empty_gradients(*flat))),
             self.devices,
         )
-        self.registered.register_autograd(self.gradients, setup_context=self.save)
+        self.registered.register_autograd(self.gradients, setup_context=self._save_registered)
         from primal_attention.ops import flops  # whose import takes as long as that of Triton
 
         packets = torch.ops.primal_attention
@@ -127,31 +129,46 @@ class FusedOp(ABC):
             isinstance(each, Tensor) and each.requires_grad for each in given
         ):
             recorded: tuple[Tensor, ...] = _Node.apply(self, *given)  # type: ignore[no-untyped-call]
-            return recorded[: self.num_outputs]
-        return self._compute(given, keep=False)[: self.num_outputs]
+            return recorded
+        return tuple(self._compute(given, keep=False)[: self.num_outputs])
 
-    def _compute(self, given: Any, *, keep: bool) -> tuple[Tensor, ...]:
+    def _compute(self, given: Any, *, keep: bool) -> Sequence[Tensor]:
         first = given[0]
         with without_autocast(first.device), device_of(first):
-            return tuple(self.forward(given, keep=keep))
+            if first.device.type in REPLAYED:
+                outputs: Sequence[Tensor] = self._forwards(given, keep)
+                return outputs
+            return self.forward(given, keep=keep)
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def _run_forward(self, given: Sequence[Any], keep: bool) -> Sequence[Tensor]:
+        return self.forward(self.inputs(*given), keep=keep)
+
+    def save(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         """Keep all inputs and the outputs that the backward pass needs."""
-        output = (output,) if isinstance(output, Tensor) else output
         ctx.options = [None if isinstance(each, Tensor) else each for each in inputs]
-        ctx.mark_non_differentiable(*output[self.num_outputs :])
         ctx.set_materialize_grads(False)
         tensors = (each if isinstance(each, Tensor) else None for each in inputs)
         ctx.save_for_backward(*tensors, *output[self.first_kept :])
 
+    def _save_registered(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        """The same where what only the backward pass needs is an output too."""
+        output = (output,) if isinstance(output, Tensor) else output
+        ctx.mark_non_differentiable(*output[self.num_outputs :])
+        self.save(ctx, inputs, output)
+
     def gradients(self, ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of all inputs: by the backward pass; differentiable ones by the eager form."""
         saved, count = ctx.saved_tensors, len(ctx.options)
-        pairs = zip(saved[:count], ctx.options, strict=True)
-        given = self.inputs(*(option if each is None else each for each, option in pairs))
+        given = self.inputs(
+            *(
+                option if each is None else each
+                for each, option in zip(saved[:count], ctx.options, strict=True)
+            )
+        )
         grads = [None if d is None or not d.numel() else d for d in d_outputs[: self.num_outputs]]
-        needs = dict(zip(self.inputs._fields, ctx.needs_input_grad, strict=True))
-        wanted = frozenset(name for name in self.differentiable if needs[name])
+        needed = ctx.needs_input_grad[-count:]  # the op itself is an input of a node
+        pairs = zip(self.inputs._fields, needed, strict=True)
+        wanted = frozenset(name for name, needs in pairs if needs)
         if are_differentiated():
             found = self._differentiable_gradients(given, grads)
         elif _are_plain((*given, *grads)):
@@ -165,9 +182,20 @@ class FusedOp(ABC):
         return tuple(found[name] if name in wanted else None for name in self.inputs._fields)
 
     def _gradients(self, given: Any, call: Backward) -> dict[str, Any]:
-        first = given[0]
+        first, (kept, grads, wanted, spent) = given[0], call
         with without_autocast(first.device), device_of(first):
-            return dict(self.backward(given, call))
+            if first.device.type in REPLAYED:
+                tensors = *given, *kept, *grads
+                found: dict[str, Any] = self._backwards(tensors, len(kept), wanted, spent)
+                return found
+            return self.backward(given, call)
+
+    def _run_backward(
+        self, tensors: Sequence[Any], kept: int, wanted: frozenset[str], spent: bool
+    ) -> dict[str, Tensor]:
+        count = len(self.inputs._fields)
+        given, rest = self.inputs(*tensors[:count]), tensors[count:]
+        return self.backward(given, Backward(rest[:kept], rest[kept:], wanted, spent))
 
     def _differentiable_gradients(
         self, given: Any, grads: Sequence[Tensor | None]
@@ -216,19 +244,11 @@ class _Node(torch.autograd.Function):
         outputs = op._compute(op.inputs(*given), keep=True)
         op.save(ctx, given, outputs)
         ctx.op = op
-        return outputs
+        return tuple(outputs[: op.num_outputs])
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, *ctx.op.gradients(_WithoutOp(ctx), *d_outputs)
-
-
-class _WithoutOp:
-    """A context of a node, whose first input is the op, as that of the inputs alone."""
-
-    def __init__(self, ctx: Any):
-        self.options, self.saved_tensors = ctx.options, ctx.saved_tensors
-        self.needs_input_grad = ctx.needs_input_grad[1:]
+        return None, *ctx.op.gradients(ctx, *d_outputs)
 
 
 class Backend(Protocol):
@@ -255,6 +275,7 @@ class Triton:
         return OPS.get(name)
 
 
+REPLAYED = {"cuda"}  # kinds of devices on which the passes of an op are recorded and repeated
 BACKENDS: dict[str, Backend] = {Triton.device_type: Triton()}  # by the kind of device
 _WHEN = ["large"]
 _CHUNK: ContextVar[int | None] = ContextVar("_CHUNK", default=None)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from threading import local
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
-from triton.tools.tensor_descriptor import TensorDescriptor
+
+from primal_attention.ops.triton.launcher import Descriptor, ask_the_gpu
 
 # The dtype of the products.
 DOTS = {
@@ -227,19 +227,6 @@ def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else x.contiguous() for x in tensors]
 
 
-_THREAD = local()  # in a new one a descriptor cannot be made before something has asked the GPU
-
-
-class Descriptor(TensorDescriptor):  # type: ignore[misc]
-    """What a GPU is told of a tensor to load blocks of it by itself.
-
-    Triton would check it for as long as it takes to make four of them; `described` has.
-    """
-
-    def __post_init__(self) -> None:
-        pass
-
-
 def described(z: Tensor, block: int) -> Tensor | Descriptor:
     """The tensor [B, N, H, C], as a descriptor of blocks of one head's tokens where it can be.
 
@@ -252,9 +239,8 @@ def described(z: Tensor, block: int) -> Tensor | Descriptor:
     aligned = (z.data_ptr() | (of_batch | of_tokens | of_heads) * z.element_size()) % 16 == 0
     if not aligned or columns > of_tokens or not loads_blocks(z.device):
         return z
-    if z.is_cuda and not hasattr(_THREAD, "knows_the_gpu"):
-        torch.cuda.Event().record()  # type: ignore[no-untyped-call]
-        _THREAD.knows_the_gpu = True
+    if z.is_cuda:
+        ask_the_gpu()
     return Descriptor(z, [B, N, columns], [of_batch, of_tokens, 1], [1, block, C])
 
 

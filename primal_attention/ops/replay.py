@@ -1,0 +1,271 @@
+"""Record what a pass of a fused op does, and repeat it for other tensors of the same layout.
+
+What a pass allocates and launches follows from the shapes, strides, dtypes and options that it is
+given. To work that out takes Python far longer than a small pass takes a GPU. So it is worked out
+once: while a *recording* is open, each operation of PyTorch and each launch is noted, with its
+tensors as places in numbered buffers. A *plan* then does the same for other buffers; views of
+tensors are not made again, since a launch needs addresses alone.
+
+A pass must not depend on the values of its tensors, and must not write to what it was not given.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+_MOST = 2048  # layouts that are remembered of one pass
+_ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
+_OPEN = threading.local()
+
+
+class Launch(Protocol):
+    """A launch that can be repeated with other tensors."""
+
+    tensors: Sequence[Tensor]  # those that it was recorded with
+
+    def bound(self, places: Sequence[Place]) -> Callable[[Memory], None]:
+        """What launches it again, on the tensors at these places."""
+
+
+class Place(NamedTuple):
+    """Where a tensor lies."""
+
+    buffer: int
+    offset: int  # in bytes, from the first element of the buffer
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    whole: bool  # whether it is the buffer as it was made
+
+    def tensor(self, memory: Memory) -> Tensor:
+        """The tensor."""
+        buffer = memory.buffers[self.buffer]
+        assert buffer is not None
+        if self.whole:
+            return buffer
+        if buffer.dtype != self.dtype:
+            buffer = buffer.view(self.dtype)
+        offset = buffer.storage_offset() + self.offset // self.dtype.itemsize
+        return buffer.as_strided(self.shape, self.stride, offset)
+
+
+class Memory:
+    """The buffers of one call."""
+
+    __slots__ = ("addresses", "buffers", "stream")
+
+    def __init__(self, tensors: Sequence[Tensor], number: int):
+        missing = number - len(tensors)
+        self.buffers: list[Tensor | None] = [*tensors, *[None] * missing]
+        self.addresses = [*map(Tensor.data_ptr, tensors), *[0] * missing]
+        first = tensors[0]
+        self.stream = torch._C._cuda_getCurrentRawStream(first.get_device()) if first.is_cuda else 0
+
+    def add(self, number: int, tensor: Tensor) -> None:
+        """Put a new buffer in its place."""
+        self.buffers[number] = tensor
+        self.addresses[number] = tensor.data_ptr()
+
+
+Step = Callable[[Memory], None]
+
+
+class Plan:
+    """What a pass does, for any tensors of the layout that it was recorded with."""
+
+    def __init__(self, recording: Recording, results: Any):
+        self._names = tuple(results) if isinstance(results, dict) else None
+        leaves = results.values() if isinstance(results, dict) else results
+        self._results = [None if x is None else recording.place(x) for x in leaves]
+        self._number = recording.number
+        kept = {x.buffer for x in self._results if x is not None}
+        last = {buffer: at for at, (_, used) in enumerate(recording.steps) for buffer in used}
+        self._steps: list[tuple[Step, tuple[int, ...]]] = []
+        for at, (step, used) in enumerate(recording.steps):
+            spent = {each for each in used if last[each] == at} - kept
+            self._steps.append((step, tuple(spent - set(range(recording.num_inputs)))))
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        """The results of the pass, a list or by name; what it needs no longer is freed at once."""
+        memory = Memory(tensors, self._number)
+        buffers = memory.buffers
+        for step, spent in self._steps:
+            step(memory)
+            for each in spent:
+                buffers[each] = None
+        found = [None if x is None else x.tensor(memory) for x in self._results]
+        return found if self._names is None else dict(zip(self._names, found, strict=True))
+
+
+class Plans:
+    """The plans of one pass, by the layout of what it is given.
+
+    A layout that is seen for the second time is recorded: one that never comes again costs nothing.
+    """
+
+    def __init__(self, run: Callable[..., Any]):
+        self._run = run
+        self._plans: dict[Any, Plan | None] = {}
+
+    def __call__(self, given: Sequence[Any], *options: Any) -> Any:
+        """Run the pass on tensors, None and numbers, and on options that are no tensors."""
+        tensors = []
+        layout: list[Any] = [*options]
+        for each in given:
+            if isinstance(each, Tensor):
+                tensors.append(each)
+                layout.append((each.shape, each.stride(), each.dtype, each.data_ptr() % 16))
+            else:
+                layout.append(each)
+        layout.append(tensors[0].get_device())
+        key = tuple(layout)
+        plan = self._plans.get(key)
+        if plan is not None:
+            return plan(tensors)
+        if key not in self._plans:
+            if len(self._plans) >= _MOST:
+                self._plans.clear()
+            self._plans[key] = None
+            return self._run(given, *options)
+        with Recording(tensors) as recording:
+            aliases = iter(recording.inputs)
+            results = self._run(
+                [next(aliases) if isinstance(x, Tensor) else x for x in given], *options
+            )
+            self._plans[key] = Plan(recording, results)
+        return results
+
+
+class Recording(TorchDispatchMode):
+    """Notes what is done with tensors, and with what was made of them."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        super().__init__()
+        # Each is a tensor of its own here, also where a caller gives one twice.
+        self.inputs = [torch.ops.aten.alias(each) for each in tensors]
+        self.num_inputs = self.number = len(tensors)
+        self.steps: list[tuple[Step, set[int]]] = []
+        self._places: dict[int, Place] = {}
+        self._alive: list[Any] = []  # so that no two tensors have the same number
+        for number, tensor in enumerate(self.inputs):
+            self._note(tensor, self._layout(tensor, number, 0, whole=True))
+
+    def __enter__(self) -> Recording:
+        _OPEN.recording = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        _OPEN.recording = None
+        super().__exit__(*problem)
+
+    def place(self, tensor: Tensor) -> Place:
+        """Where a tensor of this recording lies."""
+        return self._places[id(tensor)]
+
+    def launch(self, launch: Launch) -> None:
+        """Note a launch."""
+        places = [self.place(each) for each in launch.tensors]
+        self.steps.append((launch.bound(places), {each.buffer for each in places}))
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        results = function(*args, **(kwargs or {}))
+        leaves, structure = tree_flatten((args, kwargs or {}))
+        self._alive.append((leaves, results))
+        tensors = [each for each in leaves if isinstance(each, Tensor)]
+        made = self._made(tree_flatten(results)[0], tensors)
+        if not made and not function._schema.is_mutable:
+            return results  # a view
+        if function._schema.name.removeprefix("aten::") in _ALLOCATIONS:
+            [(number, tensor)] = made
+            self.steps.append((_allocation(number, tensor), {number}))
+            return results
+        operands = [self.place(each) if isinstance(each, Tensor) else each for each in leaves]
+        numbers = [number for number, _ in made]
+        used = {each.buffer for each in operands if isinstance(each, Place)} | set(numbers)
+        simple = not kwargs and not any(isinstance(each, (list, tuple)) for each in args)
+        self.steps.append((_call(function, operands, None if simple else structure, numbers), used))
+        return results
+
+    def _made(self, results: Sequence[Any], given: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+        """New buffers among the results; others are noted as views of what was given."""
+        made = []
+        for result in results:
+            if not isinstance(result, Tensor) or id(result) in self._places:
+                continue
+            base = next((each for each in given if _share(each, result)), None)
+            if base is None:
+                made.append((self.number, result))
+                self._note(result, self._layout(result, self.number, 0, whole=True))
+                self.number += 1
+            else:
+                near = self.place(base)
+                offset = near.offset + result.data_ptr() - base.data_ptr()
+                same = near.whole and result.dtype == base.dtype and result.shape == base.shape
+                whole = same and not offset and result.stride() == base.stride()
+                self._note(result, self._layout(result, near.buffer, offset, whole=whole))
+        return made
+
+    @staticmethod
+    def _layout(tensor: Tensor, number: int, offset: int, *, whole: bool) -> Place:
+        return Place(
+            number, offset, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), whole
+        )
+
+    def _note(self, tensor: Tensor, place: Place) -> None:
+        self._places[id(tensor)] = place
+        self._alive.append(tensor)
+
+
+def current_recording() -> Recording | None:
+    """The recording that is open in this thread."""
+    recording: Recording | None = getattr(_OPEN, "recording", None)
+    return recording
+
+
+def _share(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _allocation(number: int, tensor: Tensor) -> Step:
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    dtype, device = tensor.dtype, tensor.device
+    empty = torch.empty_strided
+
+    def allocate(memory: Memory) -> None:
+        memory.add(number, empty(shape, stride, dtype=dtype, device=device))
+
+    return allocate
+
+
+def _call(function: Any, operands: list[Any], structure: Any, numbers: list[int]) -> Step:
+    """An operation of PyTorch on arguments of this structure, or on just these; numbered results.
+
+    Numbers are those of the buffers that are new.
+    """
+    places = [(at, each) for at, each in enumerate(operands) if type(each) is Place]
+
+    def call(memory: Memory) -> None:
+        leaves = operands.copy()
+        for at, place in places:
+            leaves[at] = place.tensor(memory)
+        if structure is None:
+            results = function(*leaves)
+        else:
+            args, kwargs = tree_unflatten(leaves, structure)
+            results = function(*args, **kwargs)
+        if numbers:
+            new = (results,) if isinstance(results, Tensor) else results
+            for number, tensor in zip(numbers, new, strict=True):
+                memory.add(number, tensor)
+
+    return call
