@@ -46,7 +46,8 @@ def measure(
 ) -> Measurement:
     """Time one pass of an entry: ``fwd``, ``fwd+bwd``, ``bwd``, ``step`` or ``decode``.
 
-    The last two are of one token after the others, by ``step`` or by ``decoder``. There is no time of the GPU alone where it is not replayed as a graph.
+    The last two are of one token after the others, by ``step`` or by ``decoder``. There is no time
+    of the GPU alone where it is not replayed as a graph.
     """
     _let_go(device)
     try:

@@ -31,9 +31,9 @@ class Stage:
 
     entries: tuple[str, ...]
     lengths: tuple[int, ...] | None = None  # those of the plan
-    batches: tuple[int, ...] | None = None  # for these lengths; by default what the total leaves
     passes: tuple[str, ...] = (BOTH,)
     compiled: bool = False
+    batches: tuple[int, ...] | None = None  # for these lengths; by default what the total leaves
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ PRESETS: dict[str, Plan] = {
     # What an eager or compiled step of little work costs the host, and one step of decoding.
     "host": Plan(
         (
-            Stage((*_SMALL, *_TIME), (128,), (1,), passes=(BOTH, "fwd")),
-            Stage((*_SMALL, *_TIME), (512,), (8,)),
-            Stage(_DECODING, (8192,), (1, 64), passes=("step", "decode")),
-            Stage((*_SMALL, *_TIME), (128,), (1,), compiled=True),
-            Stage((*_SMALL, *_TIME), (512,), (8,), compiled=True),
+            Stage((*_SMALL, *_TIME), (128,), (BOTH, "fwd"), batches=(1,)),
+            Stage((*_SMALL, *_TIME), (512,), batches=(8,)),
+            Stage(_DECODING, (8192,), ("step", "decode"), batches=(1, 64)),
+            Stage((*_SMALL, *_TIME), (128,), compiled=True, batches=(1,)),
+            Stage((*_SMALL, *_TIME), (512,), compiled=True, batches=(8,)),
         )
     ),
     # Layers whose kernel has a learned time, and linear attention beside them.

@@ -38,7 +38,7 @@ _SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float
 # is launched sooner. Ops that take the place of many small launches have no such bound.
 LARGE = {
     "landmark_index": 1,
-    "layer": 1 << 22,
+    "layer": 1,
     "linear": 1 << 22,
     "mean_j": 1,
     "moment": 1 << 22,

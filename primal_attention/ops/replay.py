@@ -28,7 +28,7 @@ _OPEN = threading.local()
 class Launch(Protocol):
     """A launch that can be repeated with other tensors."""
 
-    tensors: Sequence[Tensor]  # those that it was recorded with
+    tensors: list[Tensor]  # those that it was recorded with
 
     def bound(self, places: Sequence[Place]) -> Callable[[Memory], None]:
         """What launches it again, on the tensors at these places."""
@@ -143,11 +143,11 @@ class Plans:
         return results
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what is done with tensors, and with what was made of them."""
 
     def __init__(self, tensors: Sequence[Tensor]):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # Each is a tensor of its own here, also where a caller gives one twice.
         self.inputs = [torch.ops.aten.alias(each) for each in tensors]
         self.num_inputs = self.number = len(tensors)
@@ -159,12 +159,12 @@ class Recording(TorchDispatchMode):
 
     def __enter__(self) -> Recording:
         _OPEN.recording = self
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *problem: object) -> None:
         _OPEN.recording = None
-        super().__exit__(*problem)
+        super().__exit__(*problem)  # type: ignore[no-untyped-call]
 
     def place(self, tensor: Tensor) -> Place:
         """Where a tensor of this recording lies."""
@@ -233,7 +233,8 @@ def current_recording() -> Recording | None:
 
 
 def _share(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    same: bool = one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return same
 
 
 def _allocation(number: int, tensor: Tensor) -> Step:

@@ -84,27 +84,38 @@ SIZES = {"short": (264, 256), "causal": (2, 1024), "dual_causal": (2, 1024), "fe
 
 def layer(kind: str, width: int, dtype: torch.dtype) -> Any:
     """Inputs of a layer."""
-    from primal_attention.ops.landmarks import Landmarks
-    from primal_attention.ops.layer.eager import FlatInputs, LayerInputs
+    from primal_attention.ops.layer.eager import LayerInputs
 
     dual = kind in ("dual", "short", "dual_causal", "few")
-    batch, length = SIZES.get(kind, (2, 256))
-    rows, causal = 2 * H * (width + (S if dual else 0)), kind in ("causal", "dual_causal", "few")
+    (batch, length), dim = SIZES.get(kind, (2, 256)), H * width
     w = None if dual else torch.zeros(H, M if kind == "sampled" else width, S)
-    c_e, c_r = (part.mT for part in torch.zeros(width, 2 * S).chunk(2, 1))
+    weight, bias = torch.zeros(dim, dim), torch.zeros(dim)
     mask = None if kind == "dual_causal" else torch.ones(batch, length, dtype=torch.bool)
-    x, weight, shift = (
-        torch.zeros(*shape, dtype=dtype)
-        for shape in ((batch, length, H * width), (rows, H * width), (rows,))
+    return LayerInputs(
+        torch.zeros(batch, length, dim, dtype=dtype),
+        q_weight=weight,
+        k_weight=weight,
+        h_weight=torch.zeros(2 * H * S, dim) if dual else None,
+        q_bias=bias,
+        k_bias=bias,
+        h_bias=torch.zeros(2 * H * S) if dual else None,
+        w_e=w,
+        w_r=w,
+        score_weight=torch.zeros(width, 2 * S),
+        score_bias=torch.zeros(width),
+        out_weight=weight,
+        out_bias=bias,
+        raw_lambda=torch.zeros(H, S),
+        positions=torch.zeros(batch, M, dtype=torch.long) if kind == "sampled" else None,
+        scale=1.0,
+        num_heads=H,
+        causal=kind in ("causal", "dual_causal", "few"),
+        token_mask=mask,
+        scores="both",
+        map_q="cosine",
+        map_k="cosine",
+        grams=True,
     )
-    landmarks = None
-    if kind == "sampled":
-        landmarks = Landmarks(x, torch.zeros(batch, M, dtype=torch.long))
-    given = LayerInputs(
-        x, weight, shift, w, w, c_e, c_r, torch.zeros(width),
-        landmarks, H, causal, mask, ("cosine", "cosine"), True,
-    )  # fmt: skip
-    return FlatInputs.of(given)
 
 
 def running_mean(kind: str, width: int, dtype: torch.dtype) -> Any:
@@ -175,8 +186,11 @@ def launches(kind: str, width: int, dtype: torch.dtype) -> Callable[[], None]:
     def launch() -> None:
         op.forward(given, keep=True)
         if op.differentiable:
-            outputs, wanted = op.empty(given), frozenset(op.differentiable)
-            kept, grads = outputs[op.first_kept :], outputs[: op.num_outputs]
+            outputs = op.empty(given)
+            names = op.differentiable
+            wanted = frozenset(name for name in names if getattr(given, name) is not None)
+            kept = outputs[op.first_kept :]
+            grads = [each if each.numel() else None for each in outputs[: op.num_outputs]]
             op.backward(given, Backward(kept, grads, wanted, spent=True))
 
     return launch

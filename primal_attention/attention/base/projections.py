@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-
-from primal_attention.ops.linear import linear
-from primal_attention.ops.op import may_run_fused
-from primal_attention.precision import autocast_dtype
 
 _PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # others have arithmetic of their own
 
@@ -51,30 +47,8 @@ def outputs_of(projection: nn.Module) -> Tensor:
     return torch.empty(0, dtype=dtype, device=weight.device if device is None else device)
 
 
-class Packed(NamedTuple):
-    """Projections one below the other."""
-
-    weight: Tensor  # [R, D]
-    bias: Tensor | None  # [R]
-
-
-def packed(x: Tensor, projections: Sequence[nn.Module]) -> Packed | None:
-    """Weights and biases in the dtype of x; None where modules must be called."""
-    plain = [each for each in projections if is_plain(each)]
-    biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
-    kinds = {(each.weight.dtype, each.weight.device) for each in plain}
-    if len(plain) < len(projections) or len(biases) not in (0, len(plain)) or len(kinds) > 1:
-        return None
-    bias = torch.cat(biases).to(x.dtype) if biases else None
-    weights: list[Tensor] = [each.weight for each in plain]
-    return Packed(torch.cat(weights).to(x.dtype), bias)
-
-
-def projected(x: Tensor, projection: nn.Module) -> Tensor:
-    """The projection of x; of many tokens on a GPU by an op whose bias gradient is quicker."""
-    if torch.is_grad_enabled() and may_run_fused("linear", x):
-        given = packed(x.to(autocast_dtype(x)), [projection])
-        if given is not None and given.bias is not None:
-            return linear(x.to(given.weight.dtype), given.weight, given.bias)
-    y: Tensor = projection(x)
-    return y
+def is_cast_alike(x: Tensor, projections: Sequence[nn.Module]) -> bool:
+    """Return whether the projections meet tokens of this dtype, by themselves or by autocast."""
+    if torch.is_autocast_enabled(x.device.type):
+        return True
+    return all(each.weight.dtype == x.dtype for each in projections)

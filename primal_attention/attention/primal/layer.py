@@ -18,10 +18,9 @@ from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.learned_time import TimedLayer, rms_normed
 from primal_attention.attention.base.masks import Tokens, check_inputs, zero_padding
 from primal_attention.attention.base.projections import (
+    is_cast_alike,
     is_plain,
     outputs_of,
-    packed,
-    projected,
 )
 from primal_attention.attention.base.rotary import check_rotary, rotary_positions, rotated
 from primal_attention.attention.base.validation import (
@@ -233,9 +232,9 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
         tokens = self._tokens(x, token_mask)
         if context is None:
-            heads_out = self._fused(tokens) if may_run_fused("layer", tokens.x) else None
-            if heads_out is not None:
-                return self._outputs(heads_out, tokens)
+            y = self._fused(tokens) if may_run_fused("layer", tokens.x) else None
+            if y is not None:
+                return self._finished(y, tokens)
             here = there = self._sides(tokens)
         else:
             self._check_context()
@@ -407,7 +406,8 @@ class PrimalAttention(KSVDLayer, TimedLayer):
                 counts = torch.stack((there.num_tokens(), here.num_tokens()))
                 scores = scores * counts[:, None, :, None, None]
         if sums is not None:
-            self.record(self._statistics(sums, landmarks, tokens, source))
+            rest = self._parameter_trace(), self.lambda_diag
+            self.record(self._statistics(sums, landmarks, tokens, source, *rest))
         return scores, past
 
     def _scanned(
@@ -430,28 +430,44 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         return scores, sums, past._replace(total=total)
 
     def _fused(self, tokens: Tokens) -> Tensor | None:
-        """Outputs of the heads [B, N, H, C] by one fused node; None where none takes the layer."""
-        if any((self.decay, self.score_norm, self.rotary, self.features.has_modules)):
+        """Outputs before dropout by one fused node; None where none takes the layer."""
+        projections = [*self._projections()[: 3 if self.weights == "dual" else 2], self.score_proj]
+        if (
+            any((self.decay, self.score_norm, self.rotary, self.features.has_modules))
+            or not all(map(is_plain, projections))
+            or len({each.bias is None for each in projections[:-1]}) > 1
+            or not is_cast_alike(tokens.x, projections)
+        ):
             return None
-        projection = packed(tokens.x, self._projections()[: 3 if self.weights == "dual" else 2])
-        if projection is None or not is_plain(self.score_proj):
-            return None
-        landmarks, dual = self._landmarks(tokens), self.weights == "dual"
-        c_e, c_r = self._score_maps()
+        dual, landmarks = self.weights == "dual", self._landmarks(tokens)
+        h_proj = self.h_proj if dual else None
+        whole = not self.gate and is_plain(self.out_proj)
+        out_proj = self.out_proj if whole else None
+        _, positions, scale = landmarks or (None, None, 1.0)
         result = fused_layer(
             LayerInputs(
                 tokens.x,
-                *projection,
+                self.q_proj.weight,
+                self.k_proj.weight,
+                None if h_proj is None else h_proj.weight,
+                self.q_proj.bias,
+                self.k_proj.bias,
+                None if h_proj is None else h_proj.bias,
                 w_e=None if dual else self.w_e,
                 w_r=None if dual else self.w_r,
-                c_e=c_e,
-                c_r=c_r,
-                bias=self.score_proj.bias,
-                landmarks=landmarks,
+                score_weight=self.score_proj.weight,
+                score_bias=self.score_proj.bias,
+                out_weight=None if out_proj is None else out_proj.weight,
+                out_bias=None if out_proj is None else out_proj.bias,
+                raw_lambda=self.raw_lambda if self.training else None,
+                positions=positions,
+                scale=scale,
                 num_heads=self.num_heads,
                 causal=self.causal,
                 token_mask=tokens.mask,
-                maps=self.features.names,
+                scores=self.scores,
+                map_q=self.features.names[0],
+                map_k=self.features.names[1],
                 grams=self.training,
             )
         )
@@ -460,22 +476,27 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         if self.training:
             weights = result.w_e_given_x, result.w_r_given_x
             sums = KernelSums(weights, given_grams=(result.gram_q, result.gram_k))
-            self.record(self._statistics(sums, landmarks, tokens, tokens))
-        return result.out
+            trace = result.trace if self.weights == "sampled" else None
+            lambda_diag = result.lambda_diag
+            statistics = self._statistics(sums, landmarks, tokens, tokens, trace, lambda_diag)
+            self.record(statistics)
+        return result.out if whole else self._projected_out(result.out.flatten(-2), tokens)
 
     def _statistics(
-        self, sums: KernelSums, landmarks: Landmarks | None, tokens: Tokens, source: Tokens
+        self,
+        sums: KernelSums,
+        landmarks: Landmarks | None,
+        tokens: Tokens,
+        source: Tokens,
+        trace: Tensor | None,
+        lambda_diag: Tensor,
     ) -> KSVDStatistics:
-        """The trace is that of the parameters; dual weights have none."""
-        trace = None
-        if self.weights != "dual":
-            trace = (accumulate(self.w_e) * accumulate(self.w_r)).sum((-2, -1))
         num_queries = tokens.num_real()
         return KSVDStatistics(
             sums,
             landmarks,
             trace,
-            self.lambda_diag,
+            lambda_diag,
             num_queries,
             num_queries if source is tokens else source.num_real(),
             averaged=self.weights == "dual" and self.decay is None,
@@ -483,6 +504,12 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             half=tokens.x.dtype.itemsize == 2,
             num_tokens=tokens.x.shape[1] if source is tokens and tokens.mask is None else None,
         )
+
+    def _parameter_trace(self) -> Tensor | None:
+        """Tr(w_e^T w_r) of the parameters; dual weights have none."""
+        if self.weights == "dual":
+            return None
+        return (accumulate(self.w_e) * accumulate(self.w_r)).sum((-2, -1))
 
     def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
         """Outputs of packed sequences, in the shape of x."""
@@ -499,20 +526,20 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         rows = rms_normed(rows, self.score_gain) if self.score_norm else rows
         rows = rows.to(tokens.x.dtype)
         rows = rows if padding is None else padding.unpad(rows)
-        return self._outputs(self.score_proj(rows), tokens)
-
-    def _outputs(self, heads_out: Tensor, tokens: Tokens) -> Tensor:
-        """Outputs [B, N, D] of the outputs of the heads [B, N, H, C]."""
         unused = {"both": None, "e": "w_r", "r": "w_e"}[self.scores]
         heads_out = self.with_zero_gradients(
-            heads_out, None if unused is None else getattr(self, unused, None)
+            self.score_proj(rows), None if unused is None else getattr(self, unused, None)
         )
-        y = heads_out.flatten(-2)
-        y = y * F.silu(self.gate_proj(tokens.x)) if self.gate else y
-        if self.training and may_run_fused("linear", y):
-            y = projected(y, self.out_proj)
-        else:
-            y = self.out_proj(y)
+        return self._finished(self._projected_out(heads_out.flatten(-2), tokens), tokens)
+
+    def _projected_out(self, heads_out: Tensor, tokens: Tokens) -> Tensor:
+        """The outputs of the heads [B, N, H C], gated where there is a gate, and projected."""
+        y = heads_out * F.silu(self.gate_proj(tokens.x)) if self.gate else heads_out
+        projected: Tensor = self.out_proj(y)
+        return projected
+
+    def _finished(self, y: Tensor, tokens: Tokens) -> Tensor:
+        """The outputs with dropout, zero at padded tokens."""
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
     def _landmarks(self, source: Tokens) -> Landmarks | None:

@@ -124,4 +124,4 @@ def sampled_weights(landmarks: Landmarks, parameters: Tensor) -> Tensor:
         by_head = accumulate(rows).view(B, M, H, D // H).permute(2, 0, 3, 1)  # [H, B, P, M]
         by_row = by_head.reshape(H, B * (D // H), M)
         weights = by_row @ parameters.to(by_head.dtype)  # [H, B P, 2 S]
-    return weights.view(H, B, D // H, 2, -1).permute(3, 0, 1, 2, 4)
+    return weights.view(H, B, D // H, 2, parameters.shape[-1] // 2).permute(3, 0, 1, 2, 4)

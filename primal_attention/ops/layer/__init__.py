@@ -1,4 +1,4 @@
-"""All of a Primal layer between its tokens and its output projection."""
+"""All of a Primal layer, from its tokens to its outputs."""
 
 from primal_attention.ops.layer.eager import LayerInputs, LayerResult, fused_layer, layer
 

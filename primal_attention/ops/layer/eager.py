@@ -1,8 +1,8 @@
-r"""All of a Primal layer between its tokens and its output projection, written with the other ops.
+r"""All of a Primal layer as one op: projections, weights, scores, outputs and their statistics.
 
     q, k, h_e, h_r = W x + b        W_{e|X}, W_{r|X} static, sampled or dual
 
-    out = \phi_q(q) W_{e|X} C_e + \phi_k(k) W_{r|X} C_r + bias
+    heads = \phi_q(q) W_{e|X} C_e + \phi_k(k) W_{r|X} C_r + bias        y = W_o heads + b_o
 
 Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions,
 M landmarks.
@@ -20,24 +20,34 @@ from primal_attention.ops.causal.eager import running_mean, scan, token_counts
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.op import fused
 from primal_attention.ops.primal.eager import Sides, gram, primal_scores, weights_given_x
+from primal_attention.precision import accumulate
 
 
 class LayerInputs(NamedTuple):
-    """All that a layer makes its outputs of."""
+    """All that a layer makes its outputs of; parameters of any dtype meet tokens in that of x."""
 
-    x: Tensor  # [B, N, D], in the dtype of the weight, zero at padded tokens
-    weight: Tensor  # rows of q, of k and, of dual weights, of H_e and H_r: [2 H P (+ 2 H S), D]
-    shift: Tensor | None  # their bias
+    x: Tensor  # [B, N, D], zero at padded tokens
+    q_weight: Tensor  # [H P, D]
+    k_weight: Tensor
+    h_weight: Tensor | None  # [2 H S, D], of H_e and H_r; None unless weights are dual
+    q_bias: Tensor | None
+    k_bias: Tensor | None
+    h_bias: Tensor | None
     w_e: Tensor | None  # [H, M, S] with landmarks, [H, P, S] without; None for dual weights
     w_r: Tensor | None
-    c_e: Tensor | None  # [S, C]: the output map's part for e; None where e is not output
-    c_r: Tensor | None  # at least one of the two is given
-    bias: Tensor | None  # [C]
-    landmarks: Landmarks | None  # of x
+    score_weight: Tensor  # [C, 2 S], or [C, S] of one side
+    score_bias: Tensor | None  # [C]
+    out_weight: Tensor | None  # [D, H C]; None: the outputs of the heads are wanted
+    out_bias: Tensor | None
+    raw_lambda: Tensor | None  # [H, S]; in the graph of the outputs, with the gradient zero
+    positions: Tensor | None  # [B, M], of the landmarks; -1 for a row of zeros
+    scale: float  # of all landmarks
     num_heads: int
     causal: bool
     token_mask: Tensor | None  # [B, N], True = real token
-    maps: tuple[str, str]  # of the queries and of the keys
+    scores: str  # which are output: both, e or r
+    map_q: str
+    map_k: str
     grams: bool  # whether Gram matrices are wanted
 
     @property
@@ -47,62 +57,52 @@ class LayerInputs(NamedTuple):
 
     @property
     def num_directions(self) -> int:
-        """S, from the output maps, of which there is at least one."""
-        c = self.c_r if self.c_e is None else self.c_e
-        assert c is not None, "one of c_e and c_r must be given"
-        return c.shape[0]
+        """S."""
+        return self.score_weight.shape[1] // (2 if self.scores == "both" else 1)
 
     @property
     def feature_dim(self) -> int:
         """P."""
-        dual = self.num_directions if self.is_dual else 0
-        return self.weight.shape[0] // (2 * self.num_heads) - dual
+        return self.q_weight.shape[0] // self.num_heads
+
+    @property
+    def maps(self) -> tuple[str, str]:
+        """Those of the queries and of the keys."""
+        return self.map_q, self.map_k
+
+    @property
+    def landmarks(self) -> Landmarks | None:
+        """Those of x."""
+        return None if self.positions is None else Landmarks(self.x, self.positions, self.scale)
+
+    @property
+    def score_maps(self) -> tuple[Tensor | None, Tensor | None]:
+        """The parts C_e, C_r [S, C] of the score projection; None where a side is not output."""
+        weight = self.score_weight
+        if self.scores == "both":
+            c_e, c_r = weight.chunk(2, 1)
+            return c_e.mT, c_r.mT
+        return (weight.mT, None) if self.scores == "e" else (None, weight.mT)
+
+    @property
+    def projection(self) -> tuple[Tensor, Tensor | None]:
+        """Weights and biases of q, k and h one below the other, in the dtype of x."""
+        weights = [w for w in (self.q_weight, self.k_weight, self.h_weight) if w is not None]
+        biases = [b for b in (self.q_bias, self.k_bias, self.h_bias) if b is not None]
+        dtype = self.x.dtype
+        return torch.cat(weights).to(dtype), torch.cat(biases).to(dtype) if biases else None
 
 
 class LayerResult(NamedTuple):
     """What the layer outputs and what its objective needs."""
 
-    out: Tensor  # [B, N, H, C]
+    out: Tensor  # [B, N, D], or [B, N, H, C]
     gram_q: Tensor  # [B, H, P, P] = Phi_q^T Phi_q over the real tokens; empty unless wanted
     gram_k: Tensor
     w_e_given_x: Tensor  # [B, H, P, S], or [H, P, S] of static weights
     w_r_given_x: Tensor
-
-
-class FlatInputs(NamedTuple):
-    """The same inputs, without tuples among them."""
-
-    x: Tensor
-    weight: Tensor
-    shift: Tensor | None
-    w_e: Tensor | None
-    w_r: Tensor | None
-    c_e: Tensor | None
-    c_r: Tensor | None
-    bias: Tensor | None
-    positions: Tensor | None
-    scale: float
-    num_heads: int
-    causal: bool
-    token_mask: Tensor | None
-    map_q: str
-    map_k: str
-    grams: bool
-
-    @classmethod
-    def of(cls, given: LayerInputs) -> FlatInputs:
-        """The inputs of a layer."""
-        _, positions, scale = given.landmarks or (None, None, 1.0)
-        sizes = given.num_heads, given.causal, given.token_mask
-        return cls(*given[:8], positions, scale, *sizes, *given.maps, given.grams)
-
-    def nested(self) -> LayerInputs:
-        """The inputs of the layer again."""
-        landmarks = None
-        if self.positions is not None:
-            landmarks = Landmarks(self.x, self.positions, self.scale)
-        sizes = self.num_heads, self.causal, self.token_mask
-        return LayerInputs(*self[:8], landmarks, *sizes, (self.map_q, self.map_k), self.grams)
+    trace: Tensor  # [H] = Tr(w_e^T w_r) of sampled weights; empty where the weights given X have it
+    lambda_diag: Tensor  # [H, S]; empty without Lambda
 
 
 def fused_layer(inputs: LayerInputs) -> LayerResult | None:
@@ -110,7 +110,7 @@ def fused_layer(inputs: LayerInputs) -> LayerResult | None:
 
     None where no backend supports the inputs or the work is small: the caller takes the eager form.
     """
-    found = fused("layer", FlatInputs.of(inputs))
+    found = fused("layer", inputs)
     return None if found is None else LayerResult(*found)
 
 
@@ -129,21 +129,36 @@ def layer(inputs: LayerInputs) -> LayerResult:
     else:
         if inputs.causal:
             z, _ = running_mean(z, mask, counts)
-        sides, landmarks = Sides(z, h, None, maps, mask), inputs.landmarks
-        landmarks = None if landmarks is None else landmarks._replace(x=x)
-        weights = weights_given_x(_directions(inputs), sides, sides, landmarks)
+        sides = Sides(z, h, None, maps, mask)
+        weights = weights_given_x(_directions(inputs), sides, sides, inputs.landmarks)
         scores = primal_scores(z, weights, maps, mask)
     if inputs.grams and grams is None:
         grams = gram(z, maps, mask)
     by_sequence = None if grams is None else grams.transpose(1, 2)
     gram_q, gram_k = (x.new_empty(0), x.new_empty(0)) if by_sequence is None else by_sequence
     w_e, w_r = weights.transpose(1, 2) if weights.ndim == 5 else weights
-    return LayerResult(_outputs(inputs, scores), gram_q, gram_k, w_e, w_r)
+    statistics = parameter_trace(inputs), softplus_lambda(inputs)
+    return LayerResult(_outputs(inputs, scores), gram_q, gram_k, w_e, w_r, *statistics)
+
+
+def parameter_trace(inputs: LayerInputs) -> Tensor:
+    """Tr(w_e^T w_r) of sampled weights, else empty."""
+    w_e, w_r = inputs.w_e, inputs.w_r
+    if inputs.positions is None or w_e is None or w_r is None:
+        return inputs.x.new_empty(0, dtype=torch.float32)
+    return (accumulate(w_e) * accumulate(w_r)).sum((-2, -1))
+
+
+def softplus_lambda(inputs: LayerInputs) -> Tensor:
+    """The diagonal of Lambda; empty without it."""
+    if inputs.raw_lambda is None:
+        return inputs.x.new_empty(0, dtype=torch.float32)
+    return F.softplus(accumulate(inputs.raw_lambda))
 
 
 def _projected(inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
     """Queries and keys [2, H, B, N, P]; H_e and H_r [2, H, B, N, S] of dual weights."""
-    rows, H = F.linear(inputs.x, inputs.weight, inputs.shift), inputs.num_heads
+    rows, H = F.linear(inputs.x, *inputs.projection), inputs.num_heads
     qk, h = rows.tensor_split((2 * H * inputs.feature_dim,), -1)
     sides = (torch.unflatten(each, -1, (2, H, -1)) for each in ((qk, h) if h.numel() else (qk,)))
     z, *rest = [each.permute(2, 3, 0, 1, 4) for each in sides]
@@ -158,13 +173,19 @@ def _directions(inputs: LayerInputs) -> Tensor | None:
 
 
 def _outputs(inputs: LayerInputs, scores: Tensor) -> Tensor:
-    """The scores [2, H, B, N, S] mapped to the heads, [B, N, H, C]; zero at padded tokens."""
-    pairs = zip(scores, (inputs.c_e, inputs.c_r), strict=True)
+    """The scores [2, H, B, N, S] mapped to the heads and these to the outputs [B, N, D].
+
+    Heads are zero at padded tokens.
+    """
     out = torch.zeros((), dtype=scores.dtype, device=scores.device)
-    for score, c in pairs:
+    for score, c in zip(scores, inputs.score_maps, strict=True):
         out = out if c is None else out + score @ c.to(score.dtype)
-    if inputs.bias is not None:
-        out = out + inputs.bias.to(out.dtype)
+    if inputs.score_bias is not None:
+        out = out + inputs.score_bias.to(out.dtype)
     if inputs.token_mask is not None:
         out = torch.where(inputs.token_mask[:, :, None], out, 0.0)
-    return out.permute(1, 2, 0, 3).to(inputs.x.dtype)
+    heads = out.permute(1, 2, 0, 3).to(inputs.x.dtype)
+    if inputs.out_weight is None:
+        return heads
+    bias = None if inputs.out_bias is None else inputs.out_bias.to(heads.dtype)
+    return F.linear(heads.flatten(2), inputs.out_weight.to(heads.dtype), bias)

@@ -111,11 +111,15 @@ class Kept(NamedTuple):
 
     e: Tensor  # W_{e|X} and W_{r|X}
     r: Tensor
+    trace: Tensor
+    lambda_diag: Tensor
     rows: Tensor  # [B, N, R]: the projections, or the running means of q and k
     a_e: Tensor
     a_r: Tensor
     states: Tensor
     inverse_n: Tensor  # [B]
+    weight: Tensor  # of all projections, in the dtype of x
+    heads: Tensor  # [B, N, H C], before the output projection
 
 
 class LayerGradients(NamedTuple):
@@ -126,6 +130,8 @@ class LayerGradients(NamedTuple):
     gram_k: Tensor | None
     e: Tensor | None
     r: Tensor | None
+    trace: Tensor | None
+    lambda_diag: Tensor | None
 
     @property
     def outputs(self) -> OutputGradients:
@@ -140,11 +146,11 @@ def heads_of(given: LayerInputs, rows: Tensor) -> Heads:
     return Heads(*(torch.unflatten(side, -1, (given.num_heads, -1)) for side in sides))
 
 
-def sides_of(given: LayerInputs, kept: Kept) -> tuple[Tensor | None, Tensor | None]:
-    """A_e and A_r; None where a side is not output."""
-    pairs = (kept.a_e, given.c_e), (kept.a_r, given.c_r)
-    a_e, a_r = (None if c is None else a for a, c in pairs)
-    return a_e, a_r
+def attended(given: LayerInputs, q: Tensor, k: Tensor, a_e: Tensor, a_r: Tensor) -> Attended:
+    """What a pass over queries and keys is given, with A of the sides that are output."""
+    e = None if given.scores == "r" else a_e
+    r = None if given.scores == "e" else a_r
+    return Attended(q, k, e, r, given.score_bias, given.token_mask, *given.maps)
 
 
 def takes_two_passes(given: LayerInputs) -> bool:
@@ -153,13 +159,12 @@ def takes_two_passes(given: LayerInputs) -> bool:
 
 
 def _width(given: LayerInputs) -> int:
-    columns = (c.shape[1] for c in (given.c_e, given.c_r) if c is not None)
-    return padded(max(given.feature_dim, given.num_directions, *columns))
+    return padded(max(given.feature_dim, given.num_directions, len(given.score_weight)))
 
 
 def _is_short(given: LayerInputs) -> bool:
     """Whether a program is to have a whole sequence and head."""
-    (B, N, _), both = given.x.shape, given.c_e is not None and given.c_r is not None
+    (B, N, _), both = given.x.shape, given.scores == "both"
     taken = both and given.x.dtype in WHOLE and takes_two_passes(given)
     return taken and N <= SHORT and B * given.num_heads >= MANY
 
@@ -172,11 +177,8 @@ def forward_dual(
     if _is_short(given):
         return _forward_whole(given, heads, inverse_n)
     e, r, a_e, a_r = _weights(given, heads, inverse_n)
-    kept = Kept(e, r, rows, a_e, a_r, rows, inverse_n)
-    attended = Attended(
-        *heads[:2], *sides_of(given, kept), given.bias, given.token_mask, *given.maps
-    )
-    return *attend(attended, gram_q=given.grams, gram_k=given.grams), e, r, a_e, a_r
+    rows_of = attended(given, *heads[:2], a_e, a_r)
+    return *attend(rows_of, gram_q=given.grams, gram_k=given.grams), e, r, a_e, a_r
 
 
 def _weights(
@@ -191,14 +193,14 @@ def _weights(
     add_moments(Rows(heads.q, mask, map_q), heads.h_e, r, inverse_n=inverse_n)
     of_a = operand_dtype(heads.q.dtype, torch.float32)
     precision = PRODUCTS[heads.q.dtype]
-    return e, r, *collapse(Weights(e, r, given.c_e, given.c_r), precision, of_a)
+    return e, r, *collapse(Weights(e, r, *given.score_maps), precision, of_a)
 
 
 def _forward_whole(
     given: LayerInputs, heads: Heads, inverse_n: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The same in one pass."""
-    q, c_e, c_r = heads.q, given.c_e, given.c_r
+    q, (c_e, c_r) = heads.q, given.score_maps
     assert c_e is not None
     (B, N, H, P), S, C = q.shape, heads.h_e.shape[-1], c_e.shape[1]
     config = FORWARD[q.dtype][_width(given)]
@@ -210,7 +212,7 @@ def _forward_whole(
     a_e, a_r = (q.new_empty((B, H, P, C), dtype=of_a) for _ in range(2))
     grams = (gram_q, gram_k) if given.grams else (None, None)
     whole_blocks[(B * H,)](
-        *heads, c_e, c_r, *contiguous(given.bias), mask_bytes(given.token_mask), inverse_n,
+        *heads, c_e, c_r, *contiguous(given.score_bias), mask_bytes(given.token_mask), inverse_n,
         out, *grams, e, r, a_e, a_r,
         strides(q), strides(heads.h_e), strides(out), map_strides(c_e), map_strides(c_r), N, H,
         P, S, C, *given.maps, DOTS[q.dtype], PRODUCTS[q.dtype],
@@ -247,7 +249,7 @@ def _write_whole(
     d_bias: Tensor | None,
 ) -> dict[str, Tensor]:
     """All gradients of the rows and of the bias in one pass; those of c_e and c_r come back."""
-    c_e, c_r = given.c_e, given.c_r
+    c_e, c_r = given.score_maps
     assert d.out is not None
     assert c_e is not None
     assert c_r is not None
@@ -282,7 +284,7 @@ def _sum_sides(
     q, d_out, (_, N, H, P) = heads.q, readable(d_out), heads.q.shape
     C, config = d_out.shape[-1], SUMS[q.dtype][_width(given)]
     shares = shares_of(q, config)
-    sides = sides_of(given, kept)
+    sides = attended(given, *heads[:2], kept.a_e, kept.a_r)[2:4]
     da_e, da_r = (None if a is None else torch.empty_like(a) for a in sides)
     with summed(q, shares, da_e, da_r, d_bias) as sums:
         sum_blocks[(2 * shares.programs,)](
@@ -308,7 +310,8 @@ def _write_rows(
     C = 0 if d_out is None else d_out.shape[-1]
     config = ROWS[q.dtype][_width(given)]
     shares = shares_of(q, config)
-    sides = (None, None) if d_out is None else sides_of(given, kept)
+    sides = attended(given, *heads[:2], kept.a_e, kept.a_r)[2:4]
+    sides = (None, None) if d_out is None else sides
     row_gradient_blocks[(2 * shares.programs,)](
         *heads, d_out, *contiguous(*sides, d.gram_q, d.gram_k), *d_weights,
         mask_bytes(given.token_mask), kept.inverse_n, *d_heads,
@@ -328,10 +331,10 @@ def _write_apart(
     d_bias: Tensor | None,
 ) -> dict[str, Tensor]:
     """For wide heads: the gradients by the attention are written, those by the weights added."""
-    sides, mask, (map_q, map_k) = sides_of(given, kept), given.token_mask, given.maps
-    da_e, da_r = (None if a is None else torch.empty_like(a) for a in sides)
-    attended = Attended(*heads[:2], *sides, given.bias, mask, map_q, map_k)
-    write_gradients(attended, d.outputs, InputGradients(*d_heads[:2], da_e, da_r, d_bias))
+    rows_of = attended(given, *heads[:2], kept.a_e, kept.a_r)
+    mask, (map_q, map_k) = given.token_mask, given.maps
+    da_e, da_r = (None if a is None else torch.empty_like(a) for a in rows_of[2:4])
+    write_gradients(rows_of, d.outputs, InputGradients(*d_heads[:2], da_e, da_r, d_bias))
     if d.out is None:
         da_e = da_r = None
     found, by_n = _weight_gradients(given, kept, d, da_e, da_r), kept.inverse_n
@@ -347,7 +350,7 @@ def _weight_gradients(
     given: LayerInputs, kept: Kept, d: LayerGradients, da_e: Tensor | None, da_r: Tensor | None
 ) -> dict[str, Tensor]:
     """Gradients of both weights by all of their uses, of c_e and of c_r."""
-    weights = Weights(kept.e, kept.r, given.c_e, given.c_r)
+    weights = Weights(kept.e, kept.r, *given.score_maps)
     grads = WeightGradients(d.e, d.r, da_e, da_r)
     return collapse_gradients(weights, grads, PRODUCTS[given.x.dtype])
 

@@ -19,7 +19,6 @@ from primal_attention.ops.primal.fused_moment import Rows, add_moments, pull_bac
 from primal_attention.ops.triton.launch import (
     DOTS,
     Config,
-    Descriptor,
     Shares,
     batch_stride,
     contiguous,
@@ -34,7 +33,7 @@ from primal_attention.ops.triton.launch import (
     strides,
     writable,
 )
-from primal_attention.ops.triton.launcher import launched
+from primal_attention.ops.triton.launcher import Descriptor, launched
 from primal_attention.ops.triton.maps import features, inverse_norms, pull_back, scaled
 from primal_attention.ops.triton.matrices import load_matrix, store_matrix
 from primal_attention.ops.triton.products import fitted, product

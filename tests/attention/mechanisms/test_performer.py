@@ -90,8 +90,8 @@ def test_a_query_far_from_all_directions_sees_every_feature_alike():
 
 def heads_of(layer, x):
     """Queries, keys and values as performer-pytorch takes them, [B, H, N, C]."""
-    q, k, v = layer._project(x, x)
-    return [z.transpose(1, 2) for z in (q, k, v)]
+    projections = layer.q_proj, layer.k_proj, layer.v_proj
+    return [each(x).unflatten(-1, (H, -1)).transpose(1, 2) for each in projections]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -138,7 +138,8 @@ def test_against_reformer_pytorch(monkeypatch, causal):
         attend_across_buckets=False,
         random_rotations_per_head=True,
     ).eval()
-    q, _, v = layer._project(x := randn(B, n, D), x)
+    x = randn(B, n, D)
+    q, v = (each(x).unflatten(-1, (H, -1)) for each in (layer.q_proj, layer.v_proj))
     got = layer.attend(q, q, v, None, None).transpose(1, 2).flatten(0, 1)  # [B H, n, C]
     q, v = (z.transpose(1, 2).flatten(0, 1) for z in (q, v))
     with monkeypatch.context() as patch:
