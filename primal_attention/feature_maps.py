@@ -28,11 +28,13 @@ def cosine(z: Tensor) -> Tensor:
     All derivatives are 0 there. A length does not change the direction, so that z is divided by its
     own as by a number, and what is left, near 1, by its root: no derivative leaves the range.
     """
-    length = torch.linalg.vector_norm(z.detach(), dim=-1, keepdim=True)
-    known = (length >= math.sqrt(torch.finfo(z.dtype).tiny)) & length.isfinite()
+    length, range_of = (
+        torch.linalg.vector_norm(z.detach(), dim=-1, keepdim=True),
+        torch.finfo(z.dtype),
+    )
+    known = (length >= math.sqrt(range_of.tiny)) & (length <= range_of.max)
     unit = z * torch.where(known, length.reciprocal(), 0.0)
-    squared = torch.where(known, (unit * unit).sum(-1, keepdim=True), 1.0)
-    return unit * torch.where(known, squared.rsqrt(), 0.0)
+    return unit * torch.where(known, (unit * unit).sum(-1, keepdim=True), 1.0).rsqrt()
 
 
 def elu(z: Tensor) -> Tensor:

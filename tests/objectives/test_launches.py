@@ -24,7 +24,8 @@ VIEWS = {
     "unsqueeze",
     "view",
 }
-FREE = VIEWS | {"empty", "empty_like", "new_empty", "promote_types"}
+# A number among tensors stays on the host.
+FREE = VIEWS | {"empty", "empty_like", "new_empty", "promote_types", "scalar_tensor"}
 
 
 class Counter(TorchDispatchMode):

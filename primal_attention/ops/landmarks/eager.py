@@ -91,18 +91,16 @@ class IndexInputs(NamedTuple):
 def landmark_index(given: IndexInputs) -> Tensor:
     """The position of each landmark, [B, M]; -1 where there is none."""
     x, token_mask, moves, drops, num_landmarks, jitter, dropout = given
-    if token_mask is None:
-        num_tokens = torch.full((x.shape[0],), x.shape[1], device=x.device)
-    else:
-        num_tokens = token_mask.sum(1)
-    last = (num_tokens - 1).clamp(min=0)[:, None]
+    num_tokens = None if token_mask is None else token_mask.sum(1)[:, None]
+    last = max(x.shape[1] - 1, 0) if num_tokens is None else (num_tokens - 1).clamp(min=0)
     intervals = max(num_landmarks - 1, 1)
-    index = torch.arange(num_landmarks, device=x.device) * last // intervals  # of the real tokens
+    order = torch.arange(num_landmarks, device=x.device).expand(x.shape[0], num_landmarks)
+    index = order * last // intervals  # of the real tokens
     if moves is not None:
         offset = (2.0 * moves - 1.0) * jitter * (last / intervals)
-        index = (index + offset.round().long()).clamp(min=0).minimum(last)
-    if token_mask is not None:
-        index = torch.where((num_tokens > 0)[:, None], _place_of(index, token_mask), -1)
+        index = (index + offset.round().long()).clamp(min=0).clamp(max=last)
+    if token_mask is not None and num_tokens is not None:
+        index = torch.where(num_tokens > 0, _place_of(index, token_mask), -1)
     return index if drops is None else torch.where(drops >= dropout, index, -1)
 
 
