@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -149,15 +150,6 @@ def _zero(run: KSVDStatistics) -> Tensor:
     return run.mean_j(averaged=run.averaged, lambda_squared=False, squared=True)
 
 
-#   Deviations D1, D2: lambda_diag^2 in place of Lambda, mean over tokens instead of the sum.
-def _released(run: KSVDStatistics) -> Tensor:
-    return run.mean_j(averaged=True, lambda_squared=True, squared=True)
-
-
-def _released_batch(run: KSVDStatistics) -> Tensor:
-    return run.mean_j(averaged=True, lambda_squared=True, squared=False)
-
-
 def _unexplained(run: KSVDStatistics) -> Tensor:
     """The fraction of the kernel's energy that is left, the mean over heads and sequences."""
     grams, weights = run.sums.grams, run.sums.weights
@@ -165,9 +157,12 @@ def _unexplained(run: KSVDStatistics) -> Tensor:
     return mean_over_sequences(left.mean(-1), run.num_queries, run.num_keys)
 
 
+# Deviations D1, D2: lambda_diag^2 in place of Lambda, mean over tokens instead of the sum.
+_released_j = partial(KSVDStatistics.mean_j, averaged=True, lambda_squared=True)
+
 OBJECTIVES = {
     "zero": Objective(_zero, summed=True),
-    "released": Objective(_released),
-    "released_batch": Objective(_released_batch, squared=True),
+    "released": Objective(partial(_released_j, squared=True)),
+    "released_batch": Objective(partial(_released_j, squared=False), squared=True),
     "explained_energy": Objective(_unexplained),
 }

@@ -346,6 +346,14 @@ def chunk_size(first: Tensor) -> int:
     return max(most * first.shape[-2] // max(first.numel(), 1) // unit, 1) * unit
 
 
+def is_exporting() -> bool:
+    """Return whether ``torch.export`` follows this call.
+
+    ``torch.compiler.is_exporting`` says so of whatever Dynamo 2.11 follows.
+    """
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
     """Launches go to the device of the tensor."""
     here = not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device()
@@ -355,7 +363,7 @@ def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
 def _is_transformed() -> bool:
     """Whether something other than reverse-mode autograd or the compiler follows this call."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return is_exporting()
     return is_transformed() or torch._C._is_tracing()
 
 

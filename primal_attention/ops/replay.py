@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 _MOST = 2048  # layouts that are remembered of one pass
 _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
@@ -179,7 +179,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         results = function(*args, **(kwargs or {}))
-        leaves, structure = tree_flatten((args, kwargs or {}))
+        leaves, _ = tree_flatten((args, kwargs or {}))
         self._alive.append((leaves, results))
         tensors = [each for each in leaves if isinstance(each, Tensor)]
         made = self._made(tree_flatten(results)[0], tensors)
@@ -189,11 +189,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             [(number, tensor)] = made
             self.steps.append((_allocation(number, tensor), {number}))
             return results
-        operands = [self.place(each) if isinstance(each, Tensor) else each for each in leaves]
         numbers = [number for number, _ in made]
-        used = {each.buffer for each in operands if isinstance(each, Place)} | set(numbers)
-        simple = not kwargs and not any(isinstance(each, (list, tuple)) for each in args)
-        self.steps.append((_call(function, operands, None if simple else structure, numbers), used))
+        used = {self.place(each).buffer for each in tensors} | set(numbers)
+        operands = tree_map_only(Tensor, self.place, tuple(args))
+        self.steps.append((_call(function, operands, kwargs or {}, numbers), used))
         return results
 
     def _made(self, results: Sequence[Any], given: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
@@ -248,22 +247,22 @@ def _allocation(number: int, tensor: Tensor) -> Step:
     return allocate
 
 
-def _call(function: Any, operands: list[Any], structure: Any, numbers: list[int]) -> Step:
-    """An operation of PyTorch on arguments of this structure, or on just these; numbered results.
+def _call(function: Any, operands: Sequence[Any], options: Any, numbers: list[int]) -> Step:
+    """An operation of PyTorch on arguments, or lists of them, some of which are places.
 
     Numbers are those of the buffers that are new.
     """
-    places = [(at, each) for at, each in enumerate(operands) if type(each) is Place]
+    template = list(operands)
+    places = [(at, each) for at, each in enumerate(template) if type(each) is Place]
+    lists = [(at, each) for at, each in enumerate(template) if type(each) is list]
 
     def call(memory: Memory) -> None:
-        leaves = operands.copy()
+        arguments = template.copy()
         for at, place in places:
-            leaves[at] = place.tensor(memory)
-        if structure is None:
-            results = function(*leaves)
-        else:
-            args, kwargs = tree_unflatten(leaves, structure)
-            results = function(*args, **kwargs)
+            arguments[at] = place.tensor(memory)
+        for at, each in lists:
+            arguments[at] = [x.tensor(memory) if type(x) is Place else x for x in each]
+        results = function(*arguments, **options)
         if numbers:
             new = (results,) if isinstance(results, Tensor) else results
             for number, tensor in zip(numbers, new, strict=True):

@@ -92,7 +92,7 @@ def generate_few(name, folder, out, workers):
 WALKS = ("cli", "images", "language", "lra", "offline_rl", "report")
 
 
-@pytest.mark.parametrize("page", ["README", *(f"docs/{name}" for name in WALKS)])
+@pytest.mark.parametrize("page", [f"docs/{name}" for name in WALKS])
 def test_the_commands_of_a_page_run(page, data, monkeypatch):
     monkeypatch.delenv("PRIMAL_DATA")
     monkeypatch.setattr("primal_attention.cli.data.prepare_lra", generate_few)

@@ -8,8 +8,9 @@ from primal_attention.patching.decision import build_decision, keep_episodes
 from primal_attention.tasks.offline_rl import policy_of
 
 B, S, A, K = 3, 11, 2, 7
-CAUSAL = [name for name, each in ATTENTIONS.items() if each.mechanism.causal and name != "primal"]
-MODELS = ["primal_plus", "primalformer", *CAUSAL]
+CAUSAL = [name for name, each in ATTENTIONS.items() if each.mechanism.causal]
+OTHERS = [name for name in CAUSAL if not name.startswith("primal")]
+MODELS = ["primal_plus", "primalformer", "primal_time_plus", "primalformer_time", *OTHERS]
 STEPPING = [name for name in MODELS if name != "reformer"]  # which has no state
 
 

@@ -18,6 +18,7 @@ from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.shared_qk import SharedQKAttention
 from primal_attention.feature_maps import cosine
+from primal_attention.ops.op import is_exporting
 from primal_attention.precision import accumulate, exact
 
 _SELF = -1e30  # the score of a token with itself: it counts only where no other is seen
@@ -149,7 +150,7 @@ def _buckets(
     """
     rotations = rotations[..., :most]
     (B, H, N, _), R = q.shape, rotations.shape[1]
-    if torch.compiler.is_exporting():  # a graph that has any length
+    if is_exporting():  # a graph that has any length
         return nearest_directions(q, rotations, num_real, directions, most)
     size = max(1, _ELEMENTS.get(q.device.type, _ELEMENTS["cuda"]) // max(B * H * R * most, 1))
     chunks = []

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.objective import fused_mean_j, mean_j
@@ -67,6 +66,20 @@ class KernelSums(NamedTuple):
         energies = scores.square().sum(-2).transpose(1, 2)
         return cls(None, given_energies=energies, trace=trace)
 
+    def without_graph(self) -> KernelSums:
+        """The values alone."""
+        weights, features, energies, grams, trace = self
+        detached = []
+        for each in features:
+            detached.append(each._replace(z=each.z.detach()))
+        return KernelSums(
+            None if weights is None else (weights[0].detach(), weights[1].detach()),
+            tuple(detached),
+            None if energies is None else energies.detach(),
+            None if grams is None else (grams[0].detach(), grams[1].detach()),
+            None if trace is None else trace.detach(),
+        )
+
     @property
     def weights(self) -> Pair:
         """W_{e|X} and W_{r|X}.
@@ -120,8 +133,17 @@ class KSVDStatistics(NamedTuple):
 
     def without_graph(self) -> KSVDStatistics:
         """The values alone, once the graph of the pass is used up."""
-        detached: KSVDStatistics = tree_map_only(Tensor, Tensor.detach, self)
-        return detached._replace(differentiated=True)
+        sums, landmarks = self.sums.without_graph(), self.landmarks
+        if landmarks is not None:
+            landmarks = landmarks._replace(x=landmarks.x.detach())
+        trace = None if self.trace is None else self.trace.detach()
+        return self._replace(
+            sums=sums,
+            landmarks=landmarks,
+            trace=trace,
+            lambda_diag=self.lambda_diag.detach(),
+            differentiated=True,
+        )
 
     @property
     def grams(self) -> Grams:

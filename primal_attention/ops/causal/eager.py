@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.ops.op import chunk_size, fused
+from primal_attention.ops.op import chunk_size, fused, is_exporting
 from primal_attention.ops.primal.eager import (
     Maps,
     features,
@@ -160,12 +160,12 @@ def read_and_store(
 ) -> tuple[Tensor, Tensor]:
     """The scan of features, and the sums after the last token."""
     N = phi.shape[-2]
-    if not torch.compiler.is_exporting() and N == 1 and not future:  # the token after a state
+    if not is_exporting() and N == 1 and not future:  # the token after a state
         after = _stores(phi, values).mT @ values
         if before is not None:
             after = after + (before if steps is None else before * (-steps).exp()[..., None])
         return _readers(phi, values) @ _of_readers(after), after
-    if torch.compiler.is_exporting() or N <= BLOCK:  # one block; a graph is for any length
+    if is_exporting() or N <= BLOCK:  # one block; a graph is for any length
         times = None if steps is None else steps.cumsum(-1)
         out = _read_inside(phi, values, times, future)
         if times is None:

@@ -112,12 +112,14 @@ def takes_sizes(dtype: torch.dtype, P: int, S: int, V: int, map_q: str, map_k: s
     """Whether it is for this dtype of the queries, these widths and these maps.
 
     The assembler of Triton 3.6 compiles the walks wrongly for heads in bfloat16 of more than 32 and
-    less than 64 columns, and of 64 with some maps: products of them read anywhere.
+    less than 64 columns, and of 64 with some maps or with directions that are not aligned: products
+    of them read anywhere.
     """
     where = key_of(dtype, P, S, V)
     if where != (64, "bf16"):
         return where in FORWARD
-    return P == V == 64 and "relu" not in (map_q, map_k) and (map_q == "elu") == (map_k == "elu")
+    maps = "relu" not in (map_q, map_k) and (map_q == "elu") == (map_k == "elu")
+    return maps and P == V == 64 and S % 8 == 0
 
 
 def kept_states(dtype: torch.dtype, P: int, S: int, V: int) -> tuple[int, torch.dtype]:
