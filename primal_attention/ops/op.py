@@ -30,6 +30,7 @@ from primal_attention.ops.gradients import (
 from primal_attention.ops.replay import Plans
 from primal_attention.precision import without_autocast
 
+_LIBRARY = torch.library.Library("primal_attention", "FRAGMENT")  # of all fused ops
 _PLAIN = frozenset((Tensor, nn.Parameter))
 _SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
 
@@ -112,7 +113,9 @@ class FusedOp(ABC):
             lambda *flat: _single(tuple(self._empty_gradients(*flat))),
             self.devices,
         )
-        self.registered.register_autograd(self.gradients, setup_context=self._save_registered)
+        torch.library.register_autograd(
+            self.registered, self.gradients, setup_context=self._save_registered, lib=_LIBRARY
+        )
         from primal_attention.ops import flops  # whose import takes as long as that of Triton
 
         packets = torch.ops.primal_attention
@@ -386,15 +389,11 @@ def _is_let_go() -> bool:
 def _registered(schema: str, function: Any, fake: Any, devices: tuple[str, ...]) -> Any:
     """An op of PyTorch by its schema, with a function for some kinds of devices and a fake one."""
     name, _, _ = schema.partition("(")
-    op: Any = torch.library.custom_op(
-        f"primal_attention::{name}",
-        function,
-        mutates_args=(),
-        device_types=devices,
-        schema=schema.removeprefix(name),
-    )
-    op.register_fake(fake)
-    return op
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in devices:
+        _LIBRARY.impl(name, function, device.upper())
+    torch.library.register_fake(f"primal_attention::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.primal_attention, name).default
 
 
 def _tensors(number: int) -> str:
