@@ -79,21 +79,61 @@ def test_the_op_alone(kind, share, met):
 
 def test_a_million_tokens():
     row = made_up("primal", MILLION, weights="sampled", wall_ms=20)
-    assert verdict([row], "tokens of one sequence in training", MILLION).met
+    assert verdict([row], "primal, tokens of one sequence", MILLION).met
     failed = row | {"wall_ms": "", "note": "out of memory"}
-    assert verdict([failed], "tokens of one sequence in training", MILLION).met is False
+    assert verdict([failed], "primal, tokens of one sequence", MILLION).met is False
 
 
-@pytest.mark.parametrize(("released", "met"), [(140, True), (120, False)])
-def test_on_a_cpu_wall_times_are_compared(released, met):
-    walls = {"released_op": 1.5 * released, "scores_op": 100}
-    on_cpu = [
-        made_up(name, N, weights="sampled", tokens=N, wall_ms=wall) | {"dtype": "float32"}
-        for name, wall in walls.items()
+def host_row(weights, n, batch, *, causal=False, kind="fwd+bwd", **walls):
+    row = made_up("primal", n, weights=weights, causal=causal, kind=kind, **walls)
+    return row | {"batch": str(batch)}
+
+
+@pytest.mark.parametrize(
+    ("weights", "causal", "wall", "met"),
+    [
+        ("static", False, 1.2, True),
+        ("sampled", False, 1.4, False),
+        ("dual", False, 1.5, True),
+        ("static", True, 1.5, True),
+        ("dual", True, 1.7, False),
+    ],
+)
+def test_small_steps(weights, causal, wall, met):
+    row = host_row(weights, 512, 8, causal=causal, wall_ms=wall, compiled_wall_ms=1.5)
+    name = f"{weights}{', causal' if causal else ''}"
+    assert verdict([row], f"{name}, eager step of 8, ms", 512).met is met
+    assert verdict([row], f"{name}, compiled step of 8, ms", 512).met
+
+
+def test_a_small_forward_pass():
+    row = host_row("sampled", 128, 1, kind="fwd", wall_ms=0.3)
+    assert verdict([row], "sampled, eager forward, ms", 128).met is False
+
+
+@pytest.mark.parametrize(("wall", "met"), [(1.4, True), (1.6, False)])
+def test_large_eager_steps_wait_for_the_device(wall, met):
+    row = made_up("primal", 1024, weights="dual", gpu_ms=1.0, wall_ms=wall)
+    assert verdict([row], "primal, dual, eager wall / GPU", 1024).met is met
+
+
+@pytest.mark.parametrize(("kind", "wall", "met"), [("step", 0.2, True), ("decode", 0.1, False)])
+def test_decoding(kind, wall, met):
+    row = host_row("dual", 8192, 64, causal=True, kind=kind, wall_ms=wall)
+    assert verdict([row], f"dual, {kind} of 64, ms", 8192).met is met
+
+
+def test_linear_attention_and_a_learned_time():
+    rows = [
+        made_up("linear", 1024, causal=True, gpu_ms=1.9),
+        made_up("softmax", 1024, causal=True, peak_mib=600, gpu_ms=2),
+        made_up("primal_time", 1024, causal=True, weights="dual", gpu_ms=2.5, peak_mib=700),
+        made_up("primal_time", MILLION, weights="dual", gpu_ms=40, wall_ms=40),
     ]
-    assert verdict(on_cpu, "on a CPU, released op / op, sampled").met is met
-    on_gpu = [row | {"gpu_ms": "1"} for row in on_cpu]
-    assert verdict(on_gpu, "on a CPU, released op / op, sampled").met is None
+    assert verdict(rows, "linear, causal, ms", 1024).met
+    assert verdict(rows, "primal_time, causal, ms", 1024).met is False
+    assert verdict(rows, "peak memory, primal_time, causal / SDPA", 1024).met
+    assert verdict(rows, "primal_time, tokens of one sequence", MILLION).met
 
 
 def test_other_sizes_do_not_count():
