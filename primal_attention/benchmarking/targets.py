@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from primal_attention.benchmarking.plans import BOTH, MILLION
 from primal_attention.benchmarking.results import Row, number, select
@@ -219,7 +219,7 @@ def _linear(table: _Table) -> Iterator[Verdict]:
 def _learned_time(table: _Table, rows: Sequence[Row]) -> Iterator[Verdict]:
     """The kernel with a learned time: time, memory, one step of decoding and length."""
     for (causal, limit), n in product(_TIME.items(), (1024, 16384)):
-        form = {"mechanism": "primal_time", "causal": causal}
+        form: dict[str, Any] = {"mechanism": "primal_time", "causal": causal}
         name = f"primal_time{', causal' if causal else ''}"
         yield Verdict(f"{name}, ms", n, table.best("gpu_ms", n, **form), limit, at_most=True)
         softmax = table.best("peak_mib", n, mechanism="softmax", causal=causal)

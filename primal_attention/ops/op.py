@@ -30,7 +30,7 @@ from primal_attention.ops.gradients import (
 from primal_attention.ops.replay import Plans
 from primal_attention.precision import without_autocast
 
-_LIBRARY = torch.library.Library("primal_attention", "FRAGMENT")  # of all fused ops
+_LIBRARY: Any = torch.library.Library("primal_attention", "FRAGMENT")  # type: ignore[no-untyped-call]
 _PLAIN = frozenset((Tensor, nn.Parameter))
 _SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
 
