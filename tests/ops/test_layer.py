@@ -382,7 +382,7 @@ def test_compiled_and_registered(device, kind, on_this_device, monkeypatch):
         results.append([*outputs, *grads])
     assert_near(*([t.detach() for t in each] for each in results), 1e-6)
     torch.library.opcheck(
-        on_this_device.op.registered._opoverload, tuple(inputs._replace(**leaves)),
+        on_this_device.op.registered, tuple(inputs._replace(**leaves)),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )  # fmt: skip
 
