@@ -4,8 +4,6 @@ Nothing is allocated before the sizes in all headers agree with each other and w
 file, and nothing but numbers and text is read: no objects, so no pickles.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -7,8 +7,6 @@ may be anything else, such as the random features of the exponential kernel.
 Letters: C head dim, P feature dim.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Files that anyone may have written: what is wrong with one is said in a line that names it."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager

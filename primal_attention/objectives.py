@@ -6,8 +6,6 @@ Tr(Lambda W_{e|X}^T G_q W_{e|X}), so no score is needed.
 Letters: B batch, H heads, P feature dim, S directions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -5,8 +5,6 @@ arithmetic that this package writes out itself runs with autocast off; the proje
 ordinary ``nn.Linear`` layers, follow it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps

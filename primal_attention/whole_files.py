@@ -4,8 +4,6 @@ A path that one process alone may write to is held with ``holding``. The lock be
 process: the system releases it when the process ends, however that happens.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -23,8 +23,6 @@ hardly differ from token to token agree with it for that reason alone.
 Letters: H heads, T keys, C head dim, S vectors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

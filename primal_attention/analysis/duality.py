@@ -12,8 +12,6 @@ conditions $h_e = \Lambda e$, $h_r = \Lambda r$ are.
 Letters: H heads, N queries, T keys, P features, S directions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ Layers of this library are heard where they attend. For softmax attention of a f
 called with what the host is called with; the host itself is left alone.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack

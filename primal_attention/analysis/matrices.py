@@ -3,8 +3,6 @@ r"""The matrices of all heads of one sequence, whole or as products of two narro
 Letters: H heads, N queries, T keys, P features, L = min(N, T) or less.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is read from singular values and from matrices. Letters as in `matrices`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Run a model over data and tell what its attention layers did, batch by batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial

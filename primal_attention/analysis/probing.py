@@ -7,8 +7,6 @@ by v, which is $A^\top u$, the rest: neither A nor anything of its size is forme
 Letters: H heads, N queries, T keys, C head dim, R columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

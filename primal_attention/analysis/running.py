@@ -1,7 +1,5 @@
 """Mean and deviation of numbers that come a few at a time."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ Padding is taken out before anything is computed, so that it need not even be fi
 Letters: B batch, N queries, T keys, D model dim, H heads, C head dim, P features, S directions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

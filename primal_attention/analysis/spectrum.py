@@ -1,7 +1,5 @@
 """The spectra of a model's attention: one pass over the data, a few numbers a layer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """From spectra to a decision: how many directions a layer needs, and which layers to patch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Spectra as CSV: one table of layers, one of curves."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Mapping

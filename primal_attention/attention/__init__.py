@@ -1,7 +1,5 @@
 """Attention layers [B, N, D] -> [B, N, D] and the registry that builds them by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

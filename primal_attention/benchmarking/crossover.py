@@ -1,7 +1,5 @@
 """From which length on Primal-Attention is faster than softmax attention."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The registry of what can be timed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec

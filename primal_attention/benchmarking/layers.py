@@ -5,8 +5,6 @@ A layer with an objective returns it beside its outputs in training, and outputs
 Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

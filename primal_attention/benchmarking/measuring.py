@@ -1,7 +1,5 @@
 """One measurement: a subject, one pass, all clocks; what goes wrong is told, never raised."""
 
-from __future__ import annotations
-
 import gc
 import statistics
 from collections.abc import Callable, Sequence

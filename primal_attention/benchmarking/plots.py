@@ -1,7 +1,5 @@
 """Time, memory and the ratio to the floor against the length, as a figure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ builds its objective from the explicit scores.
 Letters: B batch, N tokens, D model dim, H heads, C head dim, S directions, M landmarks.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Results: one row a measurement in a CSV file named by card, torch version and date."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import io

@@ -1,7 +1,5 @@
 """All measurements of a plan, one after the other."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor

@@ -7,8 +7,6 @@ of the host are wall times: of small steps, of decoding, and of large eager step
 time of the same row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Clocks: the time of a call, of the GPU's work alone, and how fast the memory can be copied."""
 
-from __future__ import annotations
-
 import statistics
 import time
 import warnings

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, D model dim, C channels.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, D model dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The model may be on the ``meta`` device, where it takes no memory: a file that s
 tensors do not have is refused before anything of that size is allocated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor, nn

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, D model dim, V symbols.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, D model dim.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from primal_attention.attention.base.masks import zero_padding

@@ -1,7 +1,5 @@
 """Positions as sinusoids, Vaswani et al. 2017: no table, so no longest sequence."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

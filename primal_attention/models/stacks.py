@@ -1,7 +1,5 @@
 """Which attention stands in which layer: the names of models as lists of mechanisms."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

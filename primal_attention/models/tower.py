@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, D model dim, C channels, F features.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

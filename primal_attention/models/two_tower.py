@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, C channels, F features, K outputs.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -5,8 +5,6 @@ and nothing else. Backward: what autograd would multiply for the gradients that 
 What an op makes a second time is not counted; the Gram matrices of a whole layer always are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from threading import Thread
 from typing import Any, NamedTuple

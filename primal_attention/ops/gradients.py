@@ -1,7 +1,5 @@
 """Gradients of gradients for the ops that bring their own backward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ subclasses need. That place costs a call tens of microseconds; a plain call goes
 functions directly.
 """
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

@@ -8,8 +8,6 @@ each chunk alone: features, kernel values and scores of one chunk exist at a tim
 Token axes are the last but one of every row: [..., N, C].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

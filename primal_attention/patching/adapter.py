@@ -1,7 +1,5 @@
 """What stands in the place of a host's attention: a mechanism behind the host's signature."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

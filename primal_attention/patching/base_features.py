@@ -15,8 +15,6 @@ Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S d
 M landmarks, F base features, R features kept of them.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

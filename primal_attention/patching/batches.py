@@ -1,7 +1,5 @@
 """Batches of model inputs as they come, as many as are wanted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count, islice
 from typing import Any

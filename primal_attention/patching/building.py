@@ -1,7 +1,5 @@
 """From the parts of a host's attention to the layer that replaces it."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

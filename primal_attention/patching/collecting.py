@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, D model dim.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Which mechanisms can stand in for the cross-attention of a host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

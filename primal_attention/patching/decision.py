@@ -6,8 +6,6 @@ of the state, so it depends on the past, the return asked for and the state alon
 Letters: B episodes, K steps, S numbers of a state, A of an action, D model dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What was patched in a model, as JSON: it goes with the weights wherever they are saved."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

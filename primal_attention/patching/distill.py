@@ -1,7 +1,5 @@
 """Carry over to patched layers what the attentions that they replace had learnt."""
 
-from __future__ import annotations
-
 import time
 
 import torch

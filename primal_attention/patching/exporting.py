@@ -1,7 +1,5 @@
 """Models as graphs that run without this library: ONNX, by way of ``torch.export``."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import warnings

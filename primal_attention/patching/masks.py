@@ -6,8 +6,6 @@ mechanism knows padding and causality. What is neither is refused, never dropped
 Letters: B batch, H heads, N queries, T keys.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, D model dim, T real tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ its layers as it came. Masks that are more than padding are still spelled out fo
 Letters: B batch, H heads, N queries, T keys, C head dim.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

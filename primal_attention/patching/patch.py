@@ -1,7 +1,5 @@
 """Replace attention inside a foreign model, in place, and undo it."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from torch import nn

@@ -1,7 +1,5 @@
 """The KSVD objective in the loops of others: the Trainer of transformers, and Lightning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Letters: B pictures, S pixels of a side, K classes.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any

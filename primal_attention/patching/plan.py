@@ -1,7 +1,5 @@
 """What patching would change, before it does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

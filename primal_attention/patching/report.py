@@ -1,7 +1,5 @@
 """What a transfer recovered, measured on held-out batches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

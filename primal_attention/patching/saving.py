@@ -4,8 +4,6 @@ Beside them are their checksums, as ``sha256sum`` writes them, which are compare
 loaded.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator, Mapping

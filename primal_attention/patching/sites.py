@@ -1,7 +1,5 @@
 """The attention modules of a model, in order, and which of them are meant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The constant-size state of a patched layer, inside the cache of Hugging Face transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn

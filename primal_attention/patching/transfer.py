@@ -1,7 +1,5 @@
 """Short training of the patched layers towards the attentions that they replace."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 The values of all cases stand one after the other, beside the shape and the label of each.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Held-out cases, class by class."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

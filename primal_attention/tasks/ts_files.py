@@ -4,8 +4,6 @@ A case is `1,2,3:4,5,?:label`: channels between colons, values between commas, `
 value, the class last. Lines that start with `#` are comments.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

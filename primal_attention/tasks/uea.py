@@ -5,8 +5,6 @@ files ``<Name>_TRAIN.ts`` and ``<Name>_TEST.ts`` in ``<folder>/<Name>`` or ``<fo
 sets that the aeon package holds; the archive itself, downloaded by aeon.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The estimators on their base classes: those of aeon, else ones like them on scikit-learn's."""
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from types import new_class

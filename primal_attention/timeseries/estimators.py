@@ -1,7 +1,5 @@
 """What the estimators do: learn, answer, save and load. Base classes check and convert X and y."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path

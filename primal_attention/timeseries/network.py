@@ -1,7 +1,5 @@
 """A network for time series: trained on arrays, and asked about others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """What an estimator is built with, and the training run that this asks for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

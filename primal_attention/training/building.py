@@ -1,7 +1,5 @@
 """Model and optimiser of a recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The task that a recipe is about, from the data at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal

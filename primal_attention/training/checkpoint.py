@@ -4,8 +4,6 @@ Reading one runs no code, whoever wrote it: safetensors and JSON hold numbers an
 checksum over all of it is compared before anything is handed out, so no damage goes unnoticed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Means over seeds and how far they can be trusted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev

@@ -4,8 +4,6 @@ Both are written anew from the rounds that were saved when a run is resumed, so 
 killed has neither gaps nor repeats.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

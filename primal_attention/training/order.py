@@ -1,7 +1,5 @@
 """Which cases are seen when, and with which random numbers: functions of seed and step alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

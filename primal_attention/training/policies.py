@@ -4,8 +4,6 @@ A run keeps the weights of its last round and those of the round with the lowest
 episodes. Both are rolled out and both are told: ``last``, which nothing chose, and ``best``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results: one row a run in a CSV file, with all that it takes to run it again."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Learning rates as functions of the step, so that a resumed run needs to know the step alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

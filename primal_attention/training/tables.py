@@ -5,8 +5,6 @@ columns stand for, and ``results.csv``, our runs. A run counts in a cell if its 
 of the named recipe with the settings of the cell; nothing else is mixed in.
 """
 
-from __future__ import annotations
-
 import inspect
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence

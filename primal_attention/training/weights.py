@@ -1,7 +1,5 @@
 """Whole tensors out of a model or optimiser that may be sharded, and back in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

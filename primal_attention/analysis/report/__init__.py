@@ -1,7 +1,5 @@
 """A report of trained runs: one HTML page that needs nothing beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a report says of several runs together."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pieces of an HTML page. Text becomes part of a page escaped, whoever wrote it."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What a report finds out by looking at data: predictions, spectra, the distance from the KSVD."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

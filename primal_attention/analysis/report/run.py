@@ -1,7 +1,5 @@
 """A run that is over, as a report reads it: what came of it, its model, where it was made."""
 
-from __future__ import annotations
-
 import json
 import platform
 from collections.abc import Mapping

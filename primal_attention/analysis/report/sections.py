@@ -1,7 +1,5 @@
 """What a report says of one run, section by section."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

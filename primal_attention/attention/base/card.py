@@ -1,7 +1,5 @@
 """What is said of a mechanism in one line."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -8,8 +8,6 @@ sequences are padded to the length of the longest. Each is a :class:`Compaction`
 Letters: B batch, N tokens, L places.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, D model dim.
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import torch

@@ -8,8 +8,6 @@ parameter of the head.
 Letters: B batch, N tokens, D model dim, H heads.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -7,8 +7,6 @@ and $z = \sum_j \phi_k(j)$. Both come from one pass: the values get a channel th
 Letters: B batch, N tokens, T source tokens, H heads, C head dim, P feature dim, V channels.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """What every attention layer asks of its inputs, and what it does with padding first."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

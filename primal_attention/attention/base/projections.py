@@ -1,7 +1,5 @@
 """Projections that are plain affine maps, which an op may compute in place of the module."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, T source tokens (N in self-attention), D model dim, H heads, C head dim.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 

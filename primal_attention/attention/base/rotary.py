@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, H heads, C head dim.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Checks of constructor options, shared by all mechanisms."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from numbers import Integral
 

@@ -7,8 +7,6 @@ sizes that matrix units are made for, and their sums come in a fixed order.
 Letters: B batch, N tokens, H heads, C head dim, K taps, L tokens of a block, W of its window.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor

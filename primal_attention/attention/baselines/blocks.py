@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, H heads, C head dim, n blocks, l queries in a block, m keys of a block.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

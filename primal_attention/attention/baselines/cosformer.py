@@ -3,8 +3,6 @@ r"""cosFormer: linear attention whose weights fall with the distance like a cosi
 Letters: B batch, N tokens, T source tokens, H heads, C head dim.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, NamedTuple
 

@@ -3,8 +3,6 @@ r"""Flow attention: linear attention under conservation of flow.
 Letters: B batch, N tokens (sinks), T source tokens, H heads, C head dim.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -6,8 +6,6 @@ channel that is 1.
 Letters: B batch, N tokens, T source tokens, H heads, C head dim, P feature dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@ r"""Linformer: attention to a fixed number of linear combinations of the tokens.
 Letters: B batch, N tokens, T source tokens, H heads, C head dim, M projected tokens.
 """
 
-from __future__ import annotations
-
 import torch
 from einops import einsum
 from torch import Tensor, nn

@@ -3,8 +3,6 @@ r"""Longformer: exact attention to a window of neighbours and to a few global to
 Letters: B batch, N tokens, H heads, C head dim, W tokens before the window's own, G global tokens.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@ r"""Nystromformer: softmax attention by the Nystrom method, through segment mean
 Letters: B batch, N tokens, H heads, C head dim, M landmarks.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@ r"""Performer: softmax attention estimated by positive orthogonal random feature
 Letters: B batch, N tokens, H heads, C head dim, P random features.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

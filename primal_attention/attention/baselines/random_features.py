@@ -8,8 +8,6 @@ them, are left out or applied to the moments.
 Letters: B batch, N tokens, T source tokens, H heads, C head dim, P random features.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

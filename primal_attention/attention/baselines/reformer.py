@@ -4,8 +4,6 @@ Letters: B batch, N tokens (a multiple of m), H heads, R hash rounds, C head dim
 directions, m tokens of a chunk.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

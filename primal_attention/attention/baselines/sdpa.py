@@ -1,7 +1,5 @@
 """PyTorch's softmax attention, in a form that can be differentiated in every mode."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, H heads, C head dim, M segments.
 """
 
-from __future__ import annotations
-
 import torch
 from einops import einsum
 from torch import Tensor

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, H heads, C head dim.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -3,8 +3,6 @@ r"""SOFT: attention by a Gaussian kernel, without softmax.
 Letters: B batch, N tokens, H heads, C head dim, M landmarks.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@ r"""Sparse Transformer: exact attention to a strided or fixed subset of the toke
 Letters: B batch, N tokens, T tokens so far, H heads, C head dim, n or m blocks, l = stride tokens.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from einops import einsum

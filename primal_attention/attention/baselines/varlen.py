@@ -8,8 +8,6 @@ rows belongs to no sequence, and nobody reads it.
 Letters: B batch, N tokens, T source tokens, H heads, C head dim.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@ r"""YOSO: attention as a sum over the keys that fall into the query's hash bucke
 Letters: B batch, N tokens, T source tokens, H heads, C head dim, R hashes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType

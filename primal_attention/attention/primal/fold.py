@@ -8,8 +8,6 @@ projection, the weights and the output projection become one matrix, q and k ano
 Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch

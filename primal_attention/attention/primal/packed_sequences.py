@@ -7,8 +7,6 @@ made and taken apart on the device.
 Letters: B sequences, T tokens of all of them, L tokens of the longest, H heads, C head dim.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 

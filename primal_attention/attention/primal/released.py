@@ -5,8 +5,6 @@ series, long sequence and image code sample tokens; those of the reinforcement l
 code are causal with data-independent weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The Primal layer with a learned time, under a name of its own."""
 
-from __future__ import annotations
-
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.primal.layer import PrimalAttention
 from primal_attention.feature_maps import FeatureMapSpec

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, D model dim, H heads, P feature dim, S directions, M landmarks.
 """
 
-from __future__ import annotations
-
 import math
 
 from primal_attention.attention.base.validation import check_choice

@@ -8,8 +8,6 @@ Letters: B batch, N queries, T tokens, H heads, C head dim, n blocks, r tokens o
 M pooled tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

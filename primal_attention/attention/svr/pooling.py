@@ -3,8 +3,6 @@
 Letters: B batch, T source tokens, M pooled tokens, H heads, C head dim, w tokens of a window.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

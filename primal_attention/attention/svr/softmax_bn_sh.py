@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, T source tokens, H heads, C head dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from primal_attention.attention.svr.batch_norm import KeyNorm

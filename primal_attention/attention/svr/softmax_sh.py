@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, T source tokens, H heads, C head dim, r tokens of a pooled one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -17,8 +17,6 @@ Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions, V 
 G number of the blocks.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

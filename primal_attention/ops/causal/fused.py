@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, H heads, C head dim, P features, V value dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -11,8 +11,6 @@ Letters: B batch, N tokens, H heads, P features, S directions, V outputs of a he
 block.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

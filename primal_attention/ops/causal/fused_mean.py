@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, H heads, C head dim, n tokens of a block.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -6,8 +6,6 @@ running sums of these.
 Letters: B batch, N tokens, H heads, P features, V value dim, n tokens of a block.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

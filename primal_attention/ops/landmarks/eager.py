@@ -6,8 +6,6 @@ tensor arithmetic on the input's device, without a look at the values from the h
 Letters: B batch, N tokens, D model dim, H heads, P feature dim, S directions, M landmarks.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

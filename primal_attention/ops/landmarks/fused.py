@@ -10,8 +10,6 @@ no addition is atomic.
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions, M landmarks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S d
 M landmarks.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -7,8 +7,6 @@ products with the matrices of the projections are the library's.
 Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -11,8 +11,6 @@ way: the tokens are read a second time from the cache.
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions, n tokens of a block.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@ r"""y = x W^T + b, by the fused form where that is sooner.
 Letters: D columns of x, E columns of y.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

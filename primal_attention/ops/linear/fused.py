@@ -3,8 +3,6 @@ r"""y = x W^T + b with its backward pass: $dx = dy\,W$, $dW = dy^\top x$, $db = 
 The products are the library's. Letters: D columns of x, E columns of y.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

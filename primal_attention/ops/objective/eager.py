@@ -3,8 +3,6 @@ r"""The KSVD objectives in plain PyTorch, from sums over the tokens alone.
 Letters: B batch, H heads, P feature dim, S directions, M landmarks.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

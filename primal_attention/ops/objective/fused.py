@@ -6,8 +6,6 @@ read in square blocks, so that heads of any width fit.
 Letters: B batch, H heads, P feature dim, S directions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ r"""Outputs of heads from matrices $A_e = W_{e|X} C_e$, $A_r = W_{r|X} C_r$, wit
 Letters: B batch, N tokens, H heads, C head dim, P feature dim.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

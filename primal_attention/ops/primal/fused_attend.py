@@ -6,8 +6,6 @@ the same order every time.
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, n tokens of a block.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -7,8 +7,6 @@ A program takes a tile of the rows of W.
 Letters: B batch, H heads, C head dim, P feature dim, S directions.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ Neither needs all matrices of a head at once, so they serve heads of any width.
 Letters: B batch, N tokens, H heads, P feature dim, S values, n tokens of a block.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

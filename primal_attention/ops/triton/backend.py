@@ -1,7 +1,5 @@
 """All fused forms in Triton, by the names of the ops."""
 
-from __future__ import annotations
-
 from primal_attention.ops.causal.fused import RunningMeanOp, ScanOp
 from primal_attention.ops.landmarks.fused import LandmarkIndexOp
 from primal_attention.ops.layer.fused import LayerOp

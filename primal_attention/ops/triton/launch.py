@@ -11,8 +11,6 @@ inputs give the same bits.
 Letters: B batch, N tokens, H heads, C columns of a token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache

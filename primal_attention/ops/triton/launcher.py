@@ -6,8 +6,6 @@ kinds as those of the step before, which is seen much sooner. A launch that is r
 even that: it is prepared, and given addresses.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Features are factor * base. For the cosine map the base is the rows as they lie 
 thus go into the products without passing through registers.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -3,8 +3,6 @@
 Blocks are padded to powers of two, zero outside the matrix.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

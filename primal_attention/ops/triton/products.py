@@ -1,7 +1,5 @@
 """Products on the tensor cores with float32 sums; called from Triton code."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

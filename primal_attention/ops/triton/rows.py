@@ -6,8 +6,6 @@ All of these functions are called from Triton code. Rows are the tokens of a blo
 Letters: B batch, N tokens, H heads, C head dim, n tokens of a block.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -5,8 +5,6 @@ They are added up in the same order every time; no addition is atomic.
 Letters: B batch, N tokens, H heads, R rows, C and E columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache

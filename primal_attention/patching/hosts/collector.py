@@ -1,7 +1,5 @@
 """Where a model of transformers collects the attention weights of the pass that runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

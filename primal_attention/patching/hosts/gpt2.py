@@ -1,7 +1,5 @@
 """GPT-2, and the one inside the Decision Transformer: packed, transposed projections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

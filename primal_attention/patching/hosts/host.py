@@ -1,7 +1,5 @@
 """What patching has to know of a kind of foreign model."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from torch import nn

@@ -1,7 +1,5 @@
 """The tensor-parallel plan of a transformers model, without its attentions once one is patched."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from primal_attention.patching.adapter import Change

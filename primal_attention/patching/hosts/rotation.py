@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, C head dim.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

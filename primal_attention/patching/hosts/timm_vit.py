@@ -1,7 +1,5 @@
 """The vision transformers of timm that share its plain attention: ViT, DeiT and relatives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, fx, nn

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, T source tokens, D model dim, H heads.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Prepared pictures: the bytes of all files, as they are, in one `.npz`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Letters: B pictures, S pixels of a side.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable, Iterable

@@ -6,8 +6,6 @@ may lie in folders below. ``val`` may be as in Tiny-ImageNet-200: ``val/images``
 line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Letters: B pictures, S pixels of a side, K classes.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -7,8 +7,6 @@ strengths grow with the level, as in timm's ``rand-m9-mstd0.5-inc1``.
 Letters: B pictures, S pixels of a side. Pixels are 0 to 255.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

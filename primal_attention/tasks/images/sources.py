@@ -3,8 +3,6 @@
 A set that is a part of another is read from that one where it has no folder of its own.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Callable, Sequence

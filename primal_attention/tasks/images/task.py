@@ -1,7 +1,5 @@
 """Folders of pictures as tasks: which class is it?"""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prepared texts: the numbers of all words and the vocabulary in one `.npz`, with a checksum."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

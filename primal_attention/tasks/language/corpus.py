@@ -4,8 +4,6 @@ Words stand between blanks, and each line ends in one more, ``<eos>``. The vocab
 training part; a word that is not in it is ``<unk>``.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Letters: B batch, N tokens, V symbols, R rows: the tokens of a batch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

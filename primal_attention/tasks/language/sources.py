@@ -3,8 +3,6 @@
 The files lie in ``<folder>/<name>``, as their archives unpack, or in a folder that is given.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 from pathlib import Path

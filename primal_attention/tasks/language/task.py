@@ -3,8 +3,6 @@
 Letters: B windows, N tokens, V words of the vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Letters: T words of the text, M windows, N tokens of a window.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Texts as bytes: the id of a byte is its value plus one, 0 is padding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

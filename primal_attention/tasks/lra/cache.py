@@ -4,8 +4,6 @@ A file is an uncompressed ``.npz``: the tokens of all sequences, the target of e
 on pairs which two sequences a case is about, and how all of it was made, with a checksum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Long work in chunks: by several processes, and not done twice after an interruption."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed

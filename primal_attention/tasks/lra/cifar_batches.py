@@ -5,8 +5,6 @@ A batch is a pickle of protocol 2: a dictionary with ``data``, an array uint8 [B
 few words that such a batch is made of are followed, and none of them calls anything.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickletools

@@ -5,8 +5,6 @@ Read from the binary distribution (``cifar-10-batches-bin``), the Python one
 x_test, y_test), all in the same order.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

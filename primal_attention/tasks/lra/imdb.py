@@ -4,8 +4,6 @@ Reviews are ``{train,test}/{neg,pos}/<id>_<rating>.txt``; line ``id``, from 0 on
 ``{train,test}/urls_{neg,pos}.txt`` names the film. Reviews without a label (``unsup``) are ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

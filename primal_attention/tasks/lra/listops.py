@@ -8,8 +8,6 @@ the bracket that closes it. Brackets that open and parentheses are no symbols of
 Letters: T trees, N tokens, n nodes of a level.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

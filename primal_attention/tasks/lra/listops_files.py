@@ -4,8 +4,6 @@ The original files are ``basic_train.tsv``, ``basic_val.tsv`` and ``basic_test.t
 ``Source``, such as ``( ( ( [MAX 2 ) 9 ) ] )``, and ``Target``.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict

@@ -7,8 +7,6 @@ The procedure is that of Linsley et al. (2018) with the settings of the Long Ran
 anew; ``docs/lra.md`` names what is approximate. An image depends on the seed and its index alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -5,8 +5,6 @@ and lists ``metadata/<batch>.npy``, which are plain text: folder, file, number a
 a line, then its settings. Some images of the release are empty files; they are left out.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from dataclasses import asdict

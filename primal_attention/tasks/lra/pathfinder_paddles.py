@@ -6,8 +6,6 @@ that it keeps others from, and with where the next paddle may end and how likely
 grown by looking things up.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

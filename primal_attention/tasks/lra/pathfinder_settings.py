@@ -3,8 +3,6 @@
 Lengths are pixels. Where the release states a list of one value, it is that value here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 

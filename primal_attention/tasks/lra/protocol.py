@@ -1,7 +1,5 @@
 """What differs between the published numbers of the Long Range Arena and a clean comparison."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

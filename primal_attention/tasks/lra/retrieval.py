@@ -4,8 +4,6 @@ The original files are ``new_aan_pairs.{train,eval,test}.tsv``, without a head, 
 two ids and two texts. Their text must not be passed on; ``retrieval_imdb`` is a task like it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

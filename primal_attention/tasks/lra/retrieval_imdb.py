@@ -4,8 +4,6 @@ A task like the retrieval of the Long Range Arena for those who have not its pap
 names of actors give more away than citations do, so results are of this task alone.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@
 folder ``lra_release`` that the authors' archive unpacks to.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Letters: B cases, N tokens.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -8,8 +8,6 @@ different policies: one forgets, the other does not.
 Letters: B episodes, K steps of a window, S numbers of a state, A of an action.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -5,8 +5,6 @@ random action is drawn (``noise``), how the action is bounded (``squash``), and 
 are normalised.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The hdf5 files of D4RL: transitions in a row, with flags where episodes end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

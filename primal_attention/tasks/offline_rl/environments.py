@@ -1,7 +1,5 @@
 """The environments, their reference returns, and the names of the data sets."""
 
-from __future__ import annotations
-
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 

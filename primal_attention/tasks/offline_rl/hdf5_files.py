@@ -1,7 +1,5 @@
 """Arrays in hdf5 files, which may come from anyone: sizes are checked before anything is read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

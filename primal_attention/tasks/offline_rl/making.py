@@ -4,8 +4,6 @@ A set is a mixture of policies with noise, made chunk by chunk: each chunk has r
 own and a file of its own, so that what was interrupted goes on where it was, to the same numbers.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Minari data sets: a folder with `data` in it, which holds an hdf5 file and a description."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 States and actions are kept in half precision: a set of 100 000 transitions takes 3 to 5 MB.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Letters: B episodes that are not over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Gymnasium, imported when it is needed."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

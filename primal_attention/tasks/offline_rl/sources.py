@@ -1,7 +1,5 @@
 """Where the trajectories of a set are read from."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

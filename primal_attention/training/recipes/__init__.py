@@ -1,7 +1,5 @@
 """The named recipes: one file for each domain, one function for each protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from primal_attention.models.stacks import MODELS

@@ -1,7 +1,5 @@
 """The settings of Primal-Attention that the authors' scripts choose for each set."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Recipes of pictures: DeiT (Touvron et al., 2021), counted in epochs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

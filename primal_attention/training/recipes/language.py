@@ -1,7 +1,5 @@
 """Recipes of word-level language models, counted in steps of 32,768 tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

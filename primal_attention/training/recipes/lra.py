@@ -1,7 +1,5 @@
 """Recipes of the Long Range Arena, counted in steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple

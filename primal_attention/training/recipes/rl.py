@@ -1,7 +1,5 @@
 """Recipes of offline reinforcement learning: Decision Transformers, counted in steps."""
 
-from __future__ import annotations
-
 from primal_attention.tasks.offline_rl import environment_of
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes.directions import Directions, with_directions

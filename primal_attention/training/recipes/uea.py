@@ -1,7 +1,5 @@
 """Recipes of the UEA time series."""
 
-from __future__ import annotations
-
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes.directions import Directions, with_directions
 
