@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
 from primal_attention import ksvd_loss, patch
+from primal_attention.atomic_files import write_text
 from primal_attention.benchmarking.entries import Entry, Sizes
 from primal_attention.benchmarking.measuring import Measurement, measure
 from primal_attention.benchmarking.results import card_name
 from primal_attention.benchmarking.running import LEFT_OUT
 from primal_attention.benchmarking.timing import warm_up
 from primal_attention.training.results import current_commit
-from primal_attention.whole_files import write_text
 
 Row = dict[str, str]
 KEY = ("model", "patched", "weights", "tokens", "batch", "dtype", "pass")

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from primal_attention.atomic_files import replacing
 from primal_attention.theory import (
     Cosine,
     KSVDPoint,
@@ -39,7 +40,6 @@ from primal_attention.theory import (
     unexplained_energy,
     weights_given_x,
 )
-from primal_attention.whole_files import replacing
 
 NUM_FITTED = 700  # the other images are new to the solution
 NUM_DIRECTIONS = 10

@@ -16,8 +16,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.atomic_files import replacing
 from primal_attention.foreign_files import file_size, is_plain_name
-from primal_attention.whole_files import replacing
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # bytes

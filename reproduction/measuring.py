@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import run
 from torch import nn
 
+from primal_attention.atomic_files import write_rows
 from primal_attention.tasks import Task
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, add_rows, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, directory_of
-from primal_attention.whole_files import write_rows
 
 
 class Trained(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 PACKAGE = "primal_attention"
 ROOT = Path(__file__).parents[1] / PACKAGE
 PARTS = [
-    "whole_files",
+    "atomic_files",
     "foreign_files",
     "array_files",
     "theory",

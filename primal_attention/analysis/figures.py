@@ -11,7 +11,7 @@ from torch import nn
 
 from primal_attention.analysis.passes import Data
 from primal_attention.analysis.spectrum import LayerSpectrum, Spectrum, spectrum
-from primal_attention.whole_files import replacing
+from primal_attention.atomic_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from primal_attention.atomic_files import replacing
 from primal_attention.benchmarking.plans import BOTH
 from primal_attention.benchmarking.results import Row, number, select, time_column
-from primal_attention.whole_files import replacing
 
 _SIZES = ("dim", "heads", "directions", "dtype")
 _NO_LINES = ("copy", "primal_op", "crossover")

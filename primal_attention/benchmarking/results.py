@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from primal_attention.atomic_files import write_text
 from primal_attention.benchmarking.measuring import Measurement
 from primal_attention.benchmarking.plans import Job
 from primal_attention.benchmarking.timing import Copy
-from primal_attention.whole_files import write_text
 
 Row = dict[str, str]
 KEY = (

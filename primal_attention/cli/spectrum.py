@@ -13,13 +13,13 @@ from primal_attention.analysis.figures import save_figure
 from primal_attention.analysis.spectrum import LayerSpectrum, check_energy
 from primal_attention.analysis.suggestion import suggestion_from
 from primal_attention.analysis.tables import curves_csv, layers_csv
+from primal_attention.atomic_files import write_text
 from primal_attention.cli.evaluate import SPLITS
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.runs import load_task
 from primal_attention.cli.trained import Trained, load_trained
 from primal_attention.tasks import Cases
 from primal_attention.training.recipe import nearest
-from primal_attention.whole_files import write_text
 
 if TYPE_CHECKING:
     from typer import Typer

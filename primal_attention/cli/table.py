@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from primal_attention.atomic_files import write_text
 from primal_attention.cli.mistakes import naming
 from primal_attention.training.intervals import Estimate
 from primal_attention.training.recipe import nearest
@@ -24,7 +25,6 @@ from primal_attention.training.tables import (
     read_expected,
     why_left_out,
 )
-from primal_attention.whole_files import write_text
 
 if TYPE_CHECKING:
     from typer import Typer

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
+from primal_attention.atomic_files import UnreadableFileError
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.runs import check_directory, check_model, load_task, recipe_of
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
@@ -18,7 +19,6 @@ from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import add_rows, current_commit, read_rows, row_of
 from primal_attention.training.run_directory import RESULT, directory_of
 from primal_attention.training.tables import printed_in
-from primal_attention.whole_files import UnreadableFileError
 
 if TYPE_CHECKING:
     from typer import Typer

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from torch import nn
 
+from primal_attention.atomic_files import fitting
 from primal_attention.tasks import SeriesEncoding, Sizes
 from primal_attention.training.building import trained_model
 from primal_attention.training.checkpoint import read_checkpoint
 from primal_attention.training.loop import BEST
 from primal_attention.training.recipe import Recipe
-from primal_attention.whole_files import fitting
 
 
 class Trained(NamedTuple):

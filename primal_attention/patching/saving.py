@@ -13,6 +13,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from primal_attention.atomic_files import (
+    REMEDY,
+    UnreadableFileError,
+    checksum_of,
+    fitting,
+    replacing,
+    write_text,
+    writing_to,
+)
 from primal_attention.models.fit import check_fit
 from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.building import install
@@ -25,15 +34,6 @@ from primal_attention.patching.description import (
 )
 from primal_attention.patching.padding_only import choose_masks
 from primal_attention.patching.sites import Site, patched_layers
-from primal_attention.whole_files import (
-    REMEDY,
-    UnreadableFileError,
-    checksum_of,
-    fitting,
-    replacing,
-    write_text,
-    writing_to,
-)
 
 _CONFIG, _WEIGHTS, _DESCRIPTION = "config.json", "model.safetensors", f"{KEY}.json"
 _CHECKSUMS = f"{KEY}.sha256"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from primal_attention.atomic_files import fitting
 from primal_attention.models import SequenceClassifier
 from primal_attention.tasks import CLASSIFICATION, REGRESSION, Goal, Series, SeriesEncoding
 from primal_attention.timeseries.network import (
@@ -28,7 +29,6 @@ from primal_attention.timeseries.parameters import (
 )
 from primal_attention.training import Recipe, launch, progress_bar, train
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
-from primal_attention.whole_files import fitting
 
 
 class Estimator(Parameters, ABC):

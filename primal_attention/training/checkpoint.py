@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.whole_files import REMEDY, UnreadableFileError, replacing
+from primal_attention.atomic_files import REMEDY, UnreadableFileError, replacing
 
 FORMAT = "primal-attention 2"
 _WITHOUT_CHECKSUM = "primal-attention 1"

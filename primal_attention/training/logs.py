@@ -7,10 +7,10 @@ killed has neither gaps nor repeats.
 from pathlib import Path
 from typing import Any
 
+from primal_attention.atomic_files import write_rows, writing_to
 from primal_attention.training.order import Plan
 from primal_attention.training.progress import Entry, Progress, Watcher
 from primal_attention.training.recipe import Recipe
-from primal_attention.whole_files import write_rows, writing_to
 
 METRICS, TENSORBOARD = "metrics.csv", "tensorboard"
 

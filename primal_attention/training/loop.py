@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from primal_attention.atomic_files import fitting, holding, remove_unfinished, writing_to
 from primal_attention.models.fit import check_fit
 from primal_attention.tasks import Cases, Task
 from primal_attention.training.building import build_model, build_optimizer
@@ -46,7 +47,6 @@ from primal_attention.training.weights import (
     load_model,
     load_optimizer,
 )
-from primal_attention.whole_files import fitting, holding, remove_unfinished, writing_to
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

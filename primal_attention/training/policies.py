@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from primal_attention.atomic_files import fitting
 from primal_attention.patching.decision import DecisionModel
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.offline_rl import (
@@ -29,7 +30,6 @@ from primal_attention.training.intervals import estimate
 from primal_attention.training.loop import BEST, LAST, device_name
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, key_of
-from primal_attention.whole_files import fitting
 
 Told: TypeAlias = Callable[[int], None]
 """Is called with the number of each step of the longest episode."""

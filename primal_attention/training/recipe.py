@@ -10,11 +10,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from primal_attention.atomic_files import UnreadableFileError
 from primal_attention.models.stacks import MODELS
 from primal_attention.objectives import OBJECTIVES
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS
 from primal_attention.training.schedules import SCHEDULES
-from primal_attention.whole_files import UnreadableFileError
 
 PROTOCOLS = ("paper", "clean")
 OPTIMIZERS = ("radam", "adam", "adamw")

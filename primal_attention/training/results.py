@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from primal_attention.atomic_files import UnreadableFileError, holding, write_text
 from primal_attention.training.loop import Outcome
 from primal_attention.training.recipe import Recipe
-from primal_attention.whole_files import UnreadableFileError, holding, write_text
 
 Row = dict[str, str]
 COLUMNS = (

@@ -21,6 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from primal_attention.atomic_files import UnreadableFileError, write_text
 from primal_attention.tasks import Task
 from primal_attention.training.checkpoint import read_checkpoint
 from primal_attention.training.devices import from_first, with_peers
@@ -29,7 +30,6 @@ from primal_attention.training.loop import BEST, alone_in, train_alone
 from primal_attention.training.progress import Outcome, Watcher, Watchers
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes import find_recipe
-from primal_attention.whole_files import UnreadableFileError, write_text
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 
+from primal_attention.atomic_files import HeldError, holding
 from primal_attention.cli import train as train_module
 from primal_attention.training import Watcher
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
-from primal_attention.whole_files import HeldError, holding
 
 from .command import SMALL, TASK, sets, told, train
 
@@ -157,7 +157,7 @@ def test_a_disk_that_is_full(stopped, tmp_path, limit):
 HOLDING = """
 import sys, time
 from pathlib import Path
-from primal_attention.whole_files import holding
+from primal_attention.atomic_files import holding
 with holding(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -11,13 +11,13 @@ import pytest
 import safetensors.torch
 import torch
 
+from primal_attention.atomic_files import remove_unfinished, replacing
 from primal_attention.training.checkpoint import (
     FORMAT,
     read_checkpoint,
     write_checkpoint,
 )
 from primal_attention.training.loop import train
-from primal_attention.whole_files import remove_unfinished, replacing
 
 from .toy import one_process, toy_recipe, toy_task
 
@@ -65,7 +65,7 @@ def test_a_writer_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
 KILLED_BY_ITS_SIZE = """
 import pathlib, resource, signal, sys, torch
 from primal_attention.training.checkpoint import write_checkpoint
-from primal_attention.whole_files import write_text
+from primal_attention.atomic_files import write_text
 directory = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 sys.dont_write_bytecode = True  # an import would leave a file that is cut off

@@ -10,7 +10,7 @@ from primal_attention.analysis.report.html import Chapter, Html, page, paragraph
 from primal_attention.analysis.report.looks import Track, look
 from primal_attention.analysis.report.run import Run, printed, read_run
 from primal_attention.analysis.report.sections import Subject, headline, sections
-from primal_attention.whole_files import write_text
+from primal_attention.atomic_files import write_text
 
 __all__ = ["report_page", "write_report"]
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from primal_attention.atomic_files import fitting
 from primal_attention.tasks import Sizes
 from primal_attention.training.building import trained_model
 from primal_attention.training.checkpoint import read_checkpoint
@@ -22,7 +23,6 @@ from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import Row, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, read_outcome
 from primal_attention.training.tables import RESULTS, printed_in
-from primal_attention.whole_files import fitting
 
 _NOT_RECORDED = "not recorded"
 _FOLDERS_ABOVE = 6  # among which the results file of a run is looked for

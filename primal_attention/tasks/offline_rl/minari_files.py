@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from primal_attention.atomic_files import writing_to
 from primal_attention.foreign_files import read_text, reading
 from primal_attention.tasks.offline_rl.environments import Environment
 from primal_attention.tasks.offline_rl.hdf5_files import Hdf5File, open_hdf5
 from primal_attention.tasks.offline_rl.simulators import package
 from primal_attention.tasks.offline_rl.trajectories import Trajectories, joined
-from primal_attention.whole_files import writing_to
 
 LIKE = "D4RL-like"
 EPISODE = "episode_"

@@ -22,8 +22,8 @@ import torch
 from primal_attention import patch
 from primal_attention.analysis import spectrum
 from primal_attention.analysis.suggestion import suggestion_from
+from primal_attention.atomic_files import write_rows
 from primal_attention.training.results import current_commit
-from primal_attention.whole_files import write_rows
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))
 from distill_minilm import NUM_HELD_OUT, load_minilm, split_texts, to_batches, transfer

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from rich.progress import track
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 
+from primal_attention.atomic_files import write_rows
 from primal_attention.tasks.lra import load_lra
 from primal_attention.training.results import current_commit
-from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 SYMBOLS: dict[str, dict[str, Any]] = {

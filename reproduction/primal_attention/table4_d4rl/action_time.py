@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from primal_attention.atomic_files import write_rows
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.offline_rl import policy_of
 from primal_attention.training.building import build_model
 from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import current_commit
-from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 MODELS = ("softmax", "primal_plus", "primalformer", "linear", "flow")

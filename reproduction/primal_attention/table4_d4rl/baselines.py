@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from primal_attention.atomic_files import write_rows
 from primal_attention.tasks.offline_rl import (
     RL_SETS,
     Trajectories,
@@ -24,7 +25,6 @@ from primal_attention.tasks.offline_rl import (
 )
 from primal_attention.training.intervals import estimate
 from primal_attention.training.results import current_commit
-from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 WIDTH, STEPS, BATCH, LR = 256, 20_000, 256, 3e-4

@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from primal_attention.atomic_files import write_rows
 from primal_attention.tasks.offline_rl import RL_SETS, environment_of, load_rl
 from primal_attention.training.results import current_commit
-from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 COLUMNS = (

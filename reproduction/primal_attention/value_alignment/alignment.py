@@ -19,13 +19,13 @@ import torch
 from torch import nn
 
 from primal_attention.analysis import value_alignment
+from primal_attention.atomic_files import write_rows
 from primal_attention.training import launch, train_in
 from primal_attention.training.building import build_model
 from primal_attention.training.cases import task_of
 from primal_attention.training.loop import device_name
 from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import current_commit, settings_of
-from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

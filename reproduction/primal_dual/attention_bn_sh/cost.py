@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primal_attention import build_attention
+from primal_attention.atomic_files import write_rows
 from primal_attention.training.loop import device_name
 from primal_attention.training.results import current_commit
-from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 DIM, HEADS, SCALES = 512, 8, [1, 1, 2, 2, 4, 4, 8, 8]

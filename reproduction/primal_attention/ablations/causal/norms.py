@@ -18,13 +18,13 @@ import torch
 from recipes import SEEDS, directions, recipes
 from torch import Tensor, nn
 
+from primal_attention.atomic_files import write_rows
 from primal_attention.tasks import Sizes
 from primal_attention.training.building import build_model
 from primal_attention.training.cases import task_of
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import current_commit, key_of
-from primal_attention.whole_files import write_rows
 
 HERE = Path(__file__).parent
 SERIES, DECISIONS = "uea/JapaneseVowels", "rl/hopper-medium"
