@@ -1,11 +1,10 @@
 """Replace attention inside models that exist: Hugging Face transformers, timm, plain PyTorch."""
 
-from primal_attention.patching.distill import distill
-from primal_attention.patching.exporting import export_onnx, export_program
+from primal_attention.patching.distill import DistillReport, distill
+from primal_attention.patching.export import export_onnx, export_program
+from primal_attention.patching.integrations import KSVDMixin, trainer_callback
 from primal_attention.patching.patch import patch, unpatch
-from primal_attention.patching.penalty import KSVDMixin, trainer_callback
 from primal_attention.patching.plan import Plan, plan
-from primal_attention.patching.report import DistillReport
 from primal_attention.patching.saving import load_patched, save_patched
 
 __all__ = [

@@ -10,7 +10,7 @@ from primal_attention.attention import ATTENTIONS, build_attention
 from primal_attention.attention.base.validation import check_choice
 from primal_attention.patching.adapter import Change, PatchedAttention, Record
 from primal_attention.patching.crossing import check_crossing
-from primal_attention.patching.parts import Parts
+from primal_attention.patching.projections import Parts
 from primal_attention.patching.sites import Site
 
 _IDENTITY_START = {"beta": 0.0, "rescale": False, "learnable_beta": True}

@@ -6,7 +6,7 @@ from torch import nn
 
 from primal_attention.patching.building import build_layer, install, resolve_options, undo
 from primal_attention.patching.description import note_in_config
-from primal_attention.patching.padding_only import choose_masks
+from primal_attention.patching.hosts.transformers_padding import choose_masks
 from primal_attention.patching.sites import Layers, find_sites, patched_layers, select
 
 Model = TypeVar("Model", bound=nn.Module)

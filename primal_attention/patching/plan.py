@@ -7,7 +7,7 @@ from torch import nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.patching.building import build_layer, resolve_options
-from primal_attention.patching.parts import Parts
+from primal_attention.patching.projections import Parts
 from primal_attention.patching.sites import Layers, Site, find_sites, select
 
 

@@ -22,7 +22,6 @@ from primal_attention.atomic_files import (
     write_text,
     writing_to,
 )
-from primal_attention.models.fit import check_fit
 from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.building import install
 from primal_attention.patching.description import (
@@ -32,8 +31,9 @@ from primal_attention.patching.description import (
     described_layers,
     note_in_config,
 )
-from primal_attention.patching.padding_only import choose_masks
+from primal_attention.patching.hosts.transformers_padding import choose_masks
 from primal_attention.patching.sites import Site, patched_layers
+from primal_attention.state_dicts import check_fit
 
 _CONFIG, _WEIGHTS, _DESCRIPTION = "config.json", "model.safetensors", f"{KEY}.json"
 _CHECKSUMS = f"{KEY}.sha256"

@@ -8,7 +8,7 @@ from torch import nn
 
 from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.hosts import HOSTS, Host
-from primal_attention.patching.parts import Parts
+from primal_attention.patching.projections import Parts
 
 Layers = int | slice | str | Sequence[int] | Sequence[str]
 

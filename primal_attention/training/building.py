@@ -18,10 +18,10 @@ from primal_attention.models import (
     TwoTowerClassifier,
     build_attentions,
 )
-from primal_attention.models.fit import check_fit
+from primal_attention.models.decision_transformer import DecisionModel, build_decision
 from primal_attention.models.leaking import PaddingLeaks
-from primal_attention.patching.decision import DecisionModel, build_decision
-from primal_attention.patching.pictures import PictureClassifier, build_pictures
+from primal_attention.models.vision import PictureClassifier, build_pictures
+from primal_attention.state_dicts import check_fit
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.offline_rl import environment_of
 from primal_attention.training.radam import LeanRAdam

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.atomic_files import fitting, holding, remove_unfinished, writing_to
-from primal_attention.models.fit import check_fit
+from primal_attention.state_dicts import check_fit
 from primal_attention.tasks import Cases, Task
 from primal_attention.training.building import build_model, build_optimizer
 from primal_attention.training.checkpoint import (

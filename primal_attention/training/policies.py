@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.atomic_files import fitting
-from primal_attention.patching.decision import DecisionModel
+from primal_attention.models.decision_transformer import DecisionModel
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.offline_rl import (
     Rollout,

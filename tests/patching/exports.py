@@ -7,7 +7,7 @@ from torch import nn
 from torch.export import Dim
 
 from primal_attention import ATTENTIONS, PrimalAttention, build_attention
-from primal_attention.patching.exporting import export_onnx
+from primal_attention.patching.export import export_onnx
 
 D, H = 12, 3
 AXES = ("batch", "tokens")

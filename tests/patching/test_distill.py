@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from primal_attention import patch
 from primal_attention.patching import DistillReport, distill
-from primal_attention.patching.solving import Moments, StreamedSums, reduced_rank, ridge
+from primal_attention.patching.distill.least_squares import (
+    Moments,
+    StreamedSums,
+    reduced_rank,
+    ridge,
+)
 
 from .families import D, albert, bert, gpt2, llama, torch_encoder, vit
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primal_attention.attention import ATTENTIONS
-from primal_attention.patching.decision import build_decision, keep_episodes
+from primal_attention.models.decision_transformer import build_decision, keep_episodes
 from primal_attention.tasks.offline_rl import policy_of
 
 B, S, A, K = 3, 11, 2, 7

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from primal_attention.attention import PrimalAttention
 from primal_attention.models.stacks import layer_names
-from primal_attention.patching.pictures import PictureClassifier
+from primal_attention.models.vision import PictureClassifier
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.images import task
 from primal_attention.training import evaluation, launch, train, train_in

@@ -6,9 +6,9 @@ from torch import nn
 
 from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.hosts.host import Host
-from primal_attention.patching.hosts.separate import max_tokens
 from primal_attention.patching.hosts.transformers_attention import TransformersAttention
-from primal_attention.patching.parts import Affine, Parts, check_plain, score_factor
+from primal_attention.patching.hosts.transformers_families import max_tokens
+from primal_attention.patching.projections import Affine, Parts, check_plain, score_factor
 
 _CLASSES = {"GPT2Attention", "DecisionTransformerGPT2Attention"}
 

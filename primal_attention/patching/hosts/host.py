@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from torch import nn
 
 from primal_attention.patching.adapter import Change, PatchedAttention
-from primal_attention.patching.parts import Parts
+from primal_attention.patching.projections import Parts
 
 
 class Host(ABC):

@@ -7,7 +7,7 @@ from torch import Tensor, fx, nn
 from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.hosts.host import Host
 from primal_attention.patching.masks import token_mask_of
-from primal_attention.patching.parts import Affine, Parts, score_factor
+from primal_attention.patching.projections import Affine, Parts, score_factor
 
 
 class TimmViT(Host):

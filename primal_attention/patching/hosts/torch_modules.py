@@ -12,7 +12,7 @@ from primal_attention.patching.adapter import Change, PatchedAttention
 from primal_attention.patching.crossing import check_crossing
 from primal_attention.patching.hosts.host import Host
 from primal_attention.patching.masks import context_mask_of, seen_by, token_mask_of
-from primal_attention.patching.parts import Affine, Parts
+from primal_attention.patching.projections import Affine, Parts
 
 
 class TorchModules(Host):

@@ -13,11 +13,16 @@ from torch import Tensor, nn
 from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.hosts.collector import collected_weights
 from primal_attention.patching.hosts.rotation import rotated
+from primal_attention.patching.hosts.transformers_cache import (
+    REMEMBERED,
+    KeyShape,
+    StateLayer,
+    state_layer,
+)
+from primal_attention.patching.hosts.transformers_cache import register as register_state
+from primal_attention.patching.hosts.transformers_padding import register as register_masks
 from primal_attention.patching.inputs import Inputs, Packing
 from primal_attention.patching.masks import rows_of, token_mask_of
-from primal_attention.patching.padding_only import register as register_masks
-from primal_attention.patching.state import REMEMBERED, KeyShape, StateLayer, state_layer
-from primal_attention.patching.state import register as register_state
 
 
 class TransformersAttention(PatchedAttention):

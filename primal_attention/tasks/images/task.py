@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from primal_attention.patching.pictures import num_tokens
+from primal_attention.models.vision import num_tokens
 from primal_attention.tasks.images.augmentation import Augmentation
 from primal_attention.tasks.images.cases import PictureCases, picture_cases
 from primal_attention.tasks.images.sources import load_images

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from primal_attention.patching.decision import DecisionModel, keep_episodes
+from primal_attention.models.decision_transformer import DecisionModel, keep_episodes
 
 MODES = ("window", "state")
 

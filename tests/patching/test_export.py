@@ -8,8 +8,8 @@ from torch.export import Dim
 
 from primal_attention import patch
 from primal_attention.models import Embedding, Encoder, SequenceClassifier
-from primal_attention.patching import exporting
-from primal_attention.patching.exporting import export_onnx, export_program
+from primal_attention.patching import export
+from primal_attention.patching.export import export_onnx, export_program
 
 from .exports import AXES, TOKENS, D, Layers, assert_exported, assert_same, layer, primal, sequences
 from .families import VOCABULARY, bert, gpt2, vit
@@ -100,7 +100,7 @@ def test_an_output_may_be_called_like_an_operation(tmp_path):
 
 
 def test_large_weights_are_written_beside_the_graph(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_LARGEST_FILE", 0)
+    monkeypatch.setattr(export, "_LARGEST_FILE", 0)
     model, inputs = Layers(static=primal("static")), sequences(2, 5, masked=False)
     assert_exported(model, inputs, [sequences(2, 5, masked=False)], None, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]

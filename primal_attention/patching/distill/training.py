@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from primal_attention.objectives import ksvd_loss
 from primal_attention.patching.adapter import PatchedAttention
-from primal_attention.patching.batches import Batch, BatchStream
-from primal_attention.patching.matching import (
+from primal_attention.patching.distill.batches import Batch, BatchStream
+from primal_attention.patching.distill.matching import (
     OUTPUTS,
     Pair,
     Spread,

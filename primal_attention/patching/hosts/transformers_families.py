@@ -13,7 +13,7 @@ from primal_attention.patching.hosts.host import Host
 from primal_attention.patching.hosts.parallel_plan import plans_without
 from primal_attention.patching.hosts.rotary import RotaryAttention
 from primal_attention.patching.hosts.transformers_attention import TransformersAttention
-from primal_attention.patching.parts import Affine, Parts, score_factor
+from primal_attention.patching.projections import Affine, Parts, score_factor
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.patching.adapter import PatchedAttention
-from primal_attention.patching.batches import Batch
-from primal_attention.patching.collecting import Call, again, run, watch
+from primal_attention.patching.distill.batches import Batch
+from primal_attention.patching.distill.collecting import Call, again, run, watch
 
 OUTPUTS = ""
 """The name of the outputs of the whole model among the names of layers."""

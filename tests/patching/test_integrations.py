@@ -103,7 +103,7 @@ def test_a_trainer_with_another_loss_is_refused(tmp_path):
 
 
 def test_a_model_without_a_loss_is_refused():
-    from primal_attention.patching.penalty import _AddToLoss
+    from primal_attention.patching.integrations import _AddToLoss
 
     model = patch(bert()).train()
     model.register_forward_hook(_AddToLoss(0.1, "released", 1), with_kwargs=True)

@@ -7,19 +7,19 @@ from torch import nn
 
 from primal_attention.attention.base.validation import check_choice
 from primal_attention.attention.primal.statistics import KSVDLayer
-from primal_attention.patching.batches import Batch, Batches, BatchStream
-from primal_attention.patching.collecting import reference_of
-from primal_attention.patching.initialising import fit_of
-from primal_attention.patching.matching import OUTPUTS, Pair, Spread
-from primal_attention.patching.report import DistillReport, Errors
-from primal_attention.patching.sites import patched_layers
-from primal_attention.patching.transfer import (
+from primal_attention.patching.distill.batches import Batch, Batches, BatchStream
+from primal_attention.patching.distill.collecting import reference_of
+from primal_attention.patching.distill.initialising import fit_of
+from primal_attention.patching.distill.matching import OUTPUTS, Pair, Spread
+from primal_attention.patching.distill.report import DistillReport, Errors
+from primal_attention.patching.distill.training import (
     Event,
     Goal,
     Progress,
     Trainer,
     only_layers_learn,
 )
+from primal_attention.patching.sites import patched_layers
 
 _NUM_VALID = 4
 

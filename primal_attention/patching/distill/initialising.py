@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.patching.adapter import PatchedAttention
-from primal_attention.patching.base_features import base_features, basis_of, set_directions
-from primal_attention.patching.collecting import Call, as_called
-from primal_attention.patching.solving import (
+from primal_attention.patching.distill.base_features import base_features, basis_of, set_directions
+from primal_attention.patching.distill.collecting import Call, as_called
+from primal_attention.patching.distill.least_squares import (
     StreamedSums,
     block_diagonal,
     compressed,
