@@ -93,7 +93,7 @@ HOSTS = {
 
 
 class Form(NamedTuple):
-    """Which layers are patched, and with which weights."""
+    """Layers that are patched, and their weights."""
 
     patched: str
     weights: str = ""
@@ -145,7 +145,7 @@ class Job(NamedTuple):
         return measure(Entry(self.name, build), sizes, self.kind, device, replayed=False)
 
     def row(self, device: torch.device) -> Row:
-        """What is known before anything is measured."""
+        """Fill the cells that are known before anything is measured."""
         return {
             "model": self.name,
             "patched": self.form.patched,
@@ -206,7 +206,7 @@ def read(path: Path) -> list[Row]:
 
 
 def write(path: Path, kept: Sequence[Row], rows: Sequence[Row]) -> None:
-    """All rows in one step; those measured again take the place of the kept ones."""
+    """Write all rows in one step; new measurements overwrite the kept rows."""
     again = {key_of(row) for row in rows}
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")

@@ -75,7 +75,7 @@ def scan(near: Tensor, far: Tensor, values: Tensor, chunk: int = 128) -> Tensor:
 
 
 def ours(layer: PrimalAttention, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by the layer."""
+    """Compute it by the layer."""
     y = layer(x)
     return y, ksvd_loss(layer)
 

@@ -28,6 +28,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 root_doc = "docs/index"
 source_suffix = {".md": "markdown", ".ipynb": "notebook"}
@@ -38,6 +39,7 @@ include_patterns = [
     "primal_attention/ops/README.md",
     "primal_attention/ops/*/README.md",
     "CHANGELOG.md",
+    "benchmarks/LOG.md",
     "CONTRIBUTING.md",
 ]
 exclude_patterns = [".*", "out", "data", "runs", "build", "dist"]
@@ -51,7 +53,7 @@ python_use_unqualified_type_names = True
 autodoc_default_options = {"members": True}
 
 html_theme = "furo"
-html_title = "Primal Attention"
+html_title = f"Primal Attention {release}"
 html_static_path = ["site.css", str(MATHJAX / "static/mathjax/tex-svg.js")]
 html_css_files = ["site.css"]
 mathjax_path = "tex-svg.js"
@@ -96,7 +98,7 @@ def write_as_rst(app: Sphinx, what: str, name: str, obj: object, options: object
 
 
 def rst_of(found: re.Match[str]) -> str:
-    """The same in reStructuredText: code, a formula or a bar, which is no substitution."""
+    """Write code, a formula or a bar (which is no substitution) in reStructuredText."""
     text, backquotes, formula = found[0], found[1], found[2]
     if formula is not None:
         return f":math:`{' '.join(formula.split())}`"

@@ -63,7 +63,7 @@ def cells(table: Table, key: tuple, source: str) -> dict[str, str]:
 
 
 def texts(table: Table, key: tuple, source: str, columns: list[str]) -> list[str]:
-    """The same for some of the columns."""
+    """Return the texts of some of the columns."""
     return [cells(table, key, source)[column] for column in columns]
 
 

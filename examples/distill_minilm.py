@@ -145,7 +145,7 @@ def read_texts(path: Path) -> list[str]:
 
 
 def docstrings() -> list[str]:
-    """Those of the standard library, a text for each of its files."""
+    """Read the standard library, one text a file."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     texts = []
     for file in sorted(folder.rglob("*.py")):

@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """What minimising one objective led to."""
+    """Result of minimising one objective."""
 
     name: str
     unexplained: list[float]  # before every step and after the last

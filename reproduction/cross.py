@@ -138,7 +138,7 @@ def reversed_cases(count: int, generator: torch.Generator) -> Cases:
 
 
 def forecast() -> Task:
-    """What follows the first vectors of the spoken digits that are long enough."""
+    """Take what follows the first vectors of the spoken digits that are long enough."""
     digits = uea_task("SpokenArabicDigits", valid=0.2, seed=0)
     train, valid, test = (long_enough(each) for each in (digits.train, digits.valid, digits.test))
     channels = train.inputs["x"].shape[-1]

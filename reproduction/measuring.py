@@ -81,7 +81,7 @@ def wanted(table: str, path: Path, arguments: argparse.Namespace) -> list[Recipe
 
 
 def train(table: str, recipes: Iterable[Recipe], arguments: argparse.Namespace) -> None:
-    """Those that are not over in their directories, or lack a row in results.csv."""
+    """Select the runs that are unfinished, or lack a row in results.csv."""
     path = run.results_of(table, arguments.out)
     done = {run.run_of(row) for row in read_rows(path)}
     queue = [

@@ -73,7 +73,7 @@ class Choice(NamedTuple):
 
 
 def choices(arguments: argparse.Namespace) -> list[Choice]:
-    """What the arguments name: tables with the same conditions, and the entries of a plan."""
+    """List what the arguments name: tables with the same conditions, and the entries of a plan."""
     named = [Choice(table, arguments.select, arguments.set) for table in arguments.tables]
     return named + (read_plan(arguments.plan) if arguments.plan else [])
 
@@ -89,7 +89,7 @@ def read_plan(path: Path) -> list[Choice]:
 
 
 def missing(wanted: Iterable[tuple[str, Recipe]], out: Path | None) -> list[tuple[str, Recipe]]:
-    """Those that have no row yet, each once."""
+    """Select the recipes without a row, each once."""
     left: dict[tuple[str, ...], tuple[str, Recipe]] = {}
     done: dict[str, set[tuple[str, ...]]] = {}
     for table, recipe in wanted:
@@ -102,7 +102,7 @@ def missing(wanted: Iterable[tuple[str, Recipe]], out: Path | None) -> list[tupl
 
 
 def run_of(row: Row) -> tuple[str, ...]:
-    """What tells the run of a row from others."""
+    """Return the key that tells the run of a row from others."""
     return tuple(row[name] for name in KEY)
 
 
@@ -129,7 +129,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def table_recipes(table: str) -> list[Recipe]:
-    """What the folder's recipes.py lists, the longest sequences first."""
+    """List the recipes of the folder's recipes.py, the longest sequences first."""
     path = HERE / table / "recipes.py"
     spec = importlib.util.spec_from_file_location("recipes", path)
     if spec is None or spec.loader is None or not path.exists():

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def model_of(row: Row) -> str:
-    """What the figure calls a model."""
+    """Name a model as the figure does."""
     settings = dict(each.partition("=")[::2] for each in row["settings"].split())
     if row["model"] == "softmax":
         return "softmax"

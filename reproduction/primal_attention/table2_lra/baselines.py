@@ -1,4 +1,4 @@
-"""What counting says on retrieval-imdb: two reviews are alike by the symbols that they share.
+"""Count symbols on retrieval-imdb: two reviews are alike by the symbols that they share.
 
     python reproduction/primal_attention/table2_lra/baselines.py --data data
 
@@ -64,7 +64,7 @@ def main() -> None:
 def cosines(
     texts: list[str], pairs: NDArray[np.int32], train: slice, options: dict[str, Any]
 ) -> Floats:
-    """Of the weighted counts of both reviews of each pair."""
+    """Compute the cosine of the weighted counts of both reviews of each pair."""
     counts = HashingVectorizer(alternate_sign=False, norm=None, **options).transform(texts)
     counts = TfidfTransformer().fit(counts[np.unique(pairs[train])]).transform(counts)
     return np.asarray(counts[pairs[:, 0]].multiply(counts[pairs[:, 1]]).sum(1)).ravel()

@@ -1,4 +1,4 @@
-"""What the D4RL-like sets consist of: behaviours, episodes, transitions, measured scores.
+"""Describe the D4RL-like sets: behaviours, episodes, transitions, measured scores.
 
     python reproduction/primal_attention/table4_d4rl/data.py --data data/rl
 

@@ -49,7 +49,7 @@ def series_recipes() -> Iterator[Recipe]:
 
 
 def decision_recipes() -> Iterator[Recipe]:
-    """Those of Table 4, and Primal.+ with dual weights."""
+    """List the recipes of Table 4, and Primal.+ with dual weights."""
     for seed in range(SEEDS):
         for model in ("softmax", "linear", "flow", "primal_plus"):
             recipe = find_recipe(DECISIONS, model, "clean", seed)
@@ -97,7 +97,7 @@ def trajectories() -> tuple[Sizes, dict[str, Tensor]]:
 
 
 def last_layer(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """What goes into the last block, and what its attention adds to that, [B, N, D] each."""
+    """Record the input of the last block and the output of its attention, [B, N, D] each."""
     if hasattr(model, "host"):
         block = model.host.encoder.h[-1]
         attention = block.attn

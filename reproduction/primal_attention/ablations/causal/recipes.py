@@ -29,7 +29,7 @@ def recipes() -> Iterator[Recipe]:
 
 
 def causal(recipe: Recipe) -> Recipe:
-    """The same, each token seeing itself and those before it."""
+    """Make the recipe causal."""
     return recipe.with_settings(["attention.causal=true"])
 
 

@@ -1,4 +1,4 @@
-"""What helps PrimalFormer on UEA time series: one change at a time, then some together.
+"""Find what helps PrimalFormer on UEA time series: one change at a time, then some together.
 
 Under the clean protocol; a change is judged by its validation accuracy, the column ``valid``.
 """

@@ -1,0 +1,288 @@
+"""Write the tables of numbers of README.md and of the pages from the rows of our measurements.
+
+    python docs/make_tables.py
+
+A page marks the place of a table with the line `<!-- table NAME -->`; the table follows it. A test
+fails where a page has other numbers than the rows.
+"""
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+STUDIES = ROOT / "reproduction/primal_attention"
+MEASURED = ROOT / "benchmarks/results"
+H200 = MEASURED / "h200_torch2.11.0_2026-11-16.csv"
+PLACE = re.compile(r"(<!-- table (\w+) -->\n)((?:\|.*\n)*)")
+TABLES: dict[str, Callable[[], str]] = {}
+
+
+def table(function: Callable[[], str]) -> Callable[[], str]:
+    """Register the function under its name."""
+    TABLES[function.__name__] = function
+    return function
+
+
+def filled(text: str) -> str:
+    """The text of a page with all of its tables made anew."""
+    return PLACE.sub(lambda place: place[1] + TABLES[place[2]](), text)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def markdown(heads: Iterable[str], lines: Iterable[Iterable[str]], *, words: int = 1) -> str:
+    """A table whose first columns hold words and whose other columns hold numbers."""
+    heads = list(heads)
+    rule = ["---"] * words + ["--:"] * (len(heads) - words)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, rule, *lines))
+
+
+# Layers on one H200
+
+LENGTHS = ("1024", "4096", "16384", "65536")
+ALL_LENGTHS = ("256", *LENGTHS)
+LAYERS = {  # mechanism, weights, causal
+    ("projections", "", "False"): "projections alone",
+    ("softmax", "", "False"): "softmax attention (SDPA)",
+    ("softmax", "", "True"): "softmax attention (SDPA), causal",
+    ("primal", "static", "False"): "Primal, static weights",
+    ("primal", "sampled", "False"): "Primal, sampled weights",
+    ("primal", "dual", "False"): "Primal, dual weights",
+    ("primal", "static", "True"): "Primal, static weights, causal",
+    ("primal", "dual", "True"): "Primal, dual weights, causal",
+    ("released", "sampled", "False"): "released layer, sampled weights",
+}
+RELEASED = ("released", "sampled", "False")
+IN_README = ("projections alone", "softmax attention (SDPA)", "Primal, sampled weights")
+
+
+def layers(kind: str = "fwd+bwd") -> dict[tuple[str, ...], dict[str, str]]:
+    """The rows of one pass by mechanism, weights, causality and length."""
+    return {
+        (row["mechanism"], row["weights"], row["causal"], row["n"]): row
+        for row in rows_of(H200)
+        if (row["pass"], row["dtype"]) == (kind, "bfloat16")
+    }
+
+
+def milliseconds(row: dict[str, str], column: str = "gpu_ms") -> str:
+    return f"{float(row[column]):.2f}" if row[column] else ""
+
+
+@table
+def speed() -> str:
+    """Milliseconds of the GPU and the peak of the memory, by the length of a sequence."""
+    rows, lines = layers(), []
+    for layer, name in LAYERS.items():
+        if name in IN_README or layer == ("primal", "dual", "True"):
+            mine = [rows[(*layer, n)] for n in LENGTHS]
+            peaks = sorted(round(float(row["peak_mib"])) for row in mine)
+            peak = f"{peaks[0]} MiB" if peaks[0] == peaks[-1] else f"{peaks[0]} to {peaks[-1]} MiB"
+            lines.append([name, *map(milliseconds, mine), peak])
+    return markdown(["tokens of a sequence", *map(thousands, LENGTHS), "peak memory"], lines)
+
+
+def thousands(n: str) -> str:
+    return f"{int(n):,}"
+
+
+@table
+def training_time() -> str:
+    """GPU milliseconds of forward and backward, all forms."""
+    rows = layers()
+    lines = [
+        [name, *(milliseconds(rows[(*key, n)]) for n in ALL_LENGTHS)]
+        for key, name in LAYERS.items()
+    ]
+    compiled = [
+        milliseconds(rows[("softmax", "", "False", n)], "compiled_gpu_ms") for n in ALL_LENGTHS
+    ]
+    lines.insert(2, ["softmax attention (SDPA), compiled", *compiled])
+    calls = [milliseconds(rows[(*RELEASED, n)], "wall_ms") for n in ALL_LENGTHS]
+    lines[-1] = [f"{LAYERS[RELEASED]}, wall time", *calls]  # it cannot be recorded as a graph
+    return markdown(["ms, forward and backward", *map(thousands, ALL_LENGTHS)], lines)
+
+
+@table
+def training_memory() -> str:
+    """Peak MiB of forward and backward, all forms."""
+    rows = layers()
+    lines = [
+        [name, *(f"{float(rows[(*key, n)]['peak_mib']):.0f}" for n in ALL_LENGTHS)]
+        for key, name in LAYERS.items()
+    ]
+    return markdown(["peak MiB, forward and backward", *map(thousands, ALL_LENGTHS)], lines)
+
+
+@table
+def crossover() -> str:
+    """The length from which on a form is faster than softmax attention."""
+    rows = [row for row in rows_of(H200) if row["mechanism"] == "crossover"]
+    found = {(row["weights"], row["causal"], row["pass"]): row["n"] for row in rows}
+    lines = []
+    for (mechanism, weights, causal), name in LAYERS.items():
+        if mechanism == "primal":
+            ends = [found[weights, causal, kind] for kind in ("fwd+bwd", "fwd")]
+            lines.append([name, *("256, the shortest" if n == "256" else n for n in ends)])
+    return markdown(["faster than softmax attention from", "training", "forward alone"], lines)
+
+
+# Patched models
+
+
+def patched(path: Path) -> str:
+    """Tokens a second of the host, and the ratio after patching, by model, pass and length."""
+    found = defaultdict(dict)
+    for row in rows_of(path):
+        form = "all, dual" if row["weights"] == "dual" else row["patched"]
+        found[row["model"], row["pass"], int(row["tokens"])][form] = row
+    lines = []
+    for (model, kind, tokens), forms in sorted(found.items()):
+        ratios = (forms.get(form) for form in ("last", "all", "all, dual"))
+        cells = [f"{float(row['against_unpatched']):.2f}" if row else "" for row in ratios]
+        host = float(forms["none"]["tokens_per_s"])
+        rate = f"{float(f'{host:.3g}'):,.0f}"
+        lines.append([NAMES[model], PASSES[kind], f"{tokens:,}", rate, *cells])
+    heads = ["host", "pass", "tokens", "tokens/s before"]
+    heads += ["last layer", "all layers", "all layers, dual weights"]
+    return markdown(heads, lines, words=2)
+
+
+NAMES = {"bert-base": "BERT-base", "gpt2": "GPT-2 small", "minilm": "MiniLM"}
+PASSES = {"fwd+bwd": "training", "fwd": "forward"}
+
+
+@table
+def patched_gpu() -> str:
+    return patched(MEASURED / "patched_h200_torch2.11.0.csv")
+
+
+@table
+def patched_cpu() -> str:
+    return patched(MEASURED / "patched_x86_64-cpu_torch2.13.0.csv")
+
+
+@table
+def epochs() -> str:
+    """The time of an epoch of PrimalFormer over that of softmax, by length."""
+    rows = [
+        row
+        for row in rows_of(MEASURED / "epoch_h200_torch2.11.0.csv")
+        if row["model"] == "primalformer"
+    ]
+    lengths = sorted({int(row["tokens"]) for row in rows})
+    found = {(row["protocol"], int(row["tokens"])): row["against_softmax"] for row in rows}
+    lines = [
+        [name, *(f"{float(found[protocol, n]):.2f}" for n in lengths)]
+        for protocol, name in (("paper", "without masks"), ("clean", "with masks"))
+    ]
+    return markdown(["time of an epoch over softmax's", *(f"{n:,}" for n in lengths)], lines)
+
+
+# How large the output of a layer starts
+
+STARTS = {
+    ("softmax", "", False): "softmax attention",
+    ("softmax", "", True): "softmax attention, causal",
+    ("primalformer", "sampled", False): "sampled weights",
+    ("primalformer", "static", False): "static weights",
+    ("primalformer", "static", True): "static weights, causal",
+    ("primalformer", "dual", False): "dual weights",
+    ("primalformer", "dual", True): "dual weights, causal",
+}
+
+
+@table
+def norms() -> str:
+    """Norms in the last layer of a classifier on JapaneseVowels, before training."""
+    found = defaultdict(list)
+    for row in rows_of(STUDIES / "ablations/causal/norms.csv"):
+        settings = dict(part.split("=") for part in row["settings"].split())
+        weights = settings.get("attention.weights", "sampled" * row["model"].startswith("primal"))
+        key = (row["model"], weights, settings.get("attention.causal") == "true")
+        if row["dataset"] == "JapaneseVowels" and key in STARTS:
+            found[key].append([float(row[name]) for name in ("residual", "output", "varying")])
+    lines = []
+    for key, name in STARTS.items():
+        residual, output, varying = map(fmean, zip(*found[key], strict=True))
+        lines.append([name, f"{residual:.1f}", f"{output:.2f}", f"{varying:.2f}"])
+    return markdown(["norm of", "input", "output", "its part that varies over tokens"], lines)
+
+
+# Accuracy
+
+
+class Task(NamedTuple):
+    """One line of the table of accuracies."""
+
+    name: str
+    folder: str
+    sets: tuple[str, ...]
+    unit: str
+    remark: str
+
+
+MODELS = {
+    "softmax": "softmax",
+    "linear": "linear",
+    "primalformer": "Primal, all layers",
+    "primal_plus": "Primal, last layer",
+}
+UEA = ("JapaneseVowels", "UWaveGestureLibrary", "Handwriting")
+UEA += ("SelfRegulationSCP1", "SelfRegulationSCP2")
+TASKS = [
+    Task("five sets of time series", "table1_uea", UEA, "accuracy", "5 seeds"),
+    Task("long text, 4,000 bytes", "table2_lra", ("text",), "accuracy", "1 seed"),
+    Task("images as 1,024 pixels", "table2_lra", ("image",), "accuracy", "1 seed"),
+    Task(
+        "Tiny-ImageNet, 100 classes", "table5_images", ("tiny-imagenet-100",), "accuracy", "1 seed"
+    ),
+    Task("WikiText-2", "language", ("wikitext-2",), "perplexity", "1 seed"),
+]
+
+
+def cell(task: Task, model: str) -> str:
+    """The mean of the rows of the clean protocol, empty where a set has none."""
+    found = defaultdict(list)
+    for row in rows_of(STUDIES / task.folder / "results.csv"):
+        if (row["model"], row["protocol"], row["metric"]) == (model, "clean", task.unit):
+            found[row["dataset"]].append(float(row["value"]))
+    if not all(found[name] for name in task.sets):
+        return ""
+    return f"{fmean(fmean(found[name]) for name in task.sets):.1f}"
+
+
+@table
+def accuracy() -> str:
+    """The mean over the seeds of each set, and over the sets; rows of other protocols are out."""
+    heads = ["clean protocol", "metric", "seeds", *MODELS.values()]
+    lines = [
+        [task.name, task.unit, task.remark.split()[0], *(cell(task, model) for model in MODELS)]
+        for task in TASKS
+    ]
+    return markdown(heads, lines, words=2)
+
+
+def main() -> None:
+    for page in pages():
+        text = page.read_text()
+        made = filled(text)
+        if made != text:
+            page.write_text(made)
+            print(f"wrote {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
