@@ -27,9 +27,7 @@ from primal_attention import PrimalAttention
 from primal_attention.ops.landmarks import landmarks
 from primal_attention.tasks import Task
 from primal_attention.tasks.uea import uea_task
-from primal_attention.training import Outcome, launch, progress_bar, train
-from primal_attention.training.building import build_model
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Outcome, build_model, find_recipe, launch, progress_bar, train
 
 #   Label, the paper's accuracy (its Table 1: the best of all test epochs), colour.
 MODELS = {

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from primal_attention.models import Embedding, Encoder, build_attentions
 from primal_attention.models.encoder import EncoderBlock
 from primal_attention.tasks import Cases, Goal, Sizes, Task, uea_task
-from primal_attention.training.recipe import Recipe
+from primal_attention.training import Domain, Recipe
 from primal_attention.training.results import KEY, Row, add_rows, current_commit, key_of, read_rows
 
 TABLE = "primal_attention/ablations/cross"
@@ -65,16 +65,14 @@ def run_one(recipe: Recipe, commit: str) -> Row:
     """One run through the ordinary loop, in a process of its own."""
     import logging
 
-    from primal_attention.training import launch, train
-    from primal_attention.training.building import BUILDERS
+    from primal_attention.training import DOMAINS, launch, task_of, train
     from primal_attention.training.results import row_of
 
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     torch.backends.cuda.enable_cudnn_sdp(False)
-    BUILDERS["cross"] = build
-    task = TASKS[recipe.task.partition("/")[2]]()
-    return row_of(train(recipe, task, launch(recipe.precision, devices=1)), commit)
+    DOMAINS["cross"] = CROSS
+    return row_of(train(recipe, task_of(recipe), launch(recipe.precision, devices=1)), commit)
 
 
 class EncoderDecoder(nn.Module):
@@ -169,6 +167,11 @@ def squared_errors(outputs: Tensor, target: Tensor) -> Tensor:
 TOKENS = Goal(token_losses, token_hits, "accuracy", lambda mean: 100 * mean, higher_is_better=True)
 VECTORS = Goal(squared_errors, squared_errors, "mse", lambda mean: mean, higher_is_better=False)
 TASKS = {"reverse": reverse, "forecast": forecast}
+CROSS = Domain(
+    sets=tuple(TASKS),
+    make_task=lambda recipe, folder: TASKS[recipe.set_name](),
+    build_model=build,
+)
 
 if __name__ == "__main__":
     main()

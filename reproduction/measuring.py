@@ -114,7 +114,7 @@ def measure_one(measure: Measure, runs: Path, commit: str, recipe: Recipe) -> di
     import torch
 
     from primal_attention.cli.trained import load_trained
-    from primal_attention.training.cases import task_of
+    from primal_attention.training import task_of
 
     torch.set_num_threads(1)
     model = load_trained(directory_of(runs, recipe)).model

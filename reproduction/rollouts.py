@@ -74,7 +74,7 @@ def rows_of(
 
     torch.set_num_threads(1)
     found = read_policies(place)
-    goal = environment_of(found.set_name).targets[0] if target is None else target
+    goal = environment_of(found.recipe.set_name).targets[0] if target is None else target
     trial = Trial(goal, episodes, seed)
     return list(missing_rows(found, trial, mode, rows, commit=commit, device=device))
 

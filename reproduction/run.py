@@ -47,7 +47,7 @@ def main() -> None:
 
 def prepare(recipes: Iterable[Recipe]) -> None:
     """Write prepared files of the tasks of the arena, from their files or generated."""
-    names = {recipe.task.removeprefix("lra/"): None for recipe in recipes if is_lra(recipe)}
+    names = {recipe.set_name: None for recipe in recipes if is_lra(recipe)}
     for name in names:
         place = find_lra(name)
         if place is None or place.name != f"{name}.npz":
@@ -56,7 +56,7 @@ def prepare(recipes: Iterable[Recipe]) -> None:
 
 
 def is_lra(recipe: Recipe) -> bool:
-    return recipe.task.startswith("lra/")
+    return recipe.domain == "lra"
 
 
 class Choice(NamedTuple):
@@ -150,7 +150,7 @@ def selected(recipe: Recipe, conditions: Iterable[str]) -> bool:
 def _value(recipe: Recipe, key: str) -> object:
     """A setting by its name, such as ``lr``, ``dataset`` or ``attention.landmark_jitter``."""
     if key == "dataset":
-        return recipe.task.partition("/")[2]
+        return recipe.set_name
     options, _, name = key.rpartition(".")
     return getattr(recipe, options).get(name) if options else getattr(recipe, name)
 
@@ -214,8 +214,7 @@ def run_one(
 
     import torch
 
-    from primal_attention.training import launch, train, train_in
-    from primal_attention.training.cases import task_of
+    from primal_attention.training import launch, task_of, train, train_in
     from primal_attention.training.results import row_of
     from primal_attention.training.run_directory import directory_of
 

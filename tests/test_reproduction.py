@@ -70,7 +70,7 @@ def test_rows_say_what_it_takes_to_run_them_again(path):
     assert rows
     known = {}
     for recipe in recipes_of(path.parent):
-        known.setdefault((recipe.task.partition("/")[2], recipe.model, recipe.protocol), recipe)
+        known.setdefault((recipe.set_name, recipe.model, recipe.protocol), recipe)
     for row in rows:
         assert set(row) >= set(COLUMNS)
         assert re.fullmatch(r"[0-9a-f]{7,40}", row["commit"]), row["commit"]  # a clean commit

@@ -19,8 +19,7 @@ from primal_attention.attention.primal import PrimalAttention
 from primal_attention.tasks import Cases, Sizes
 from primal_attention.tasks.lra.byte_tokens import byte_tokens
 from primal_attention.tasks.lra.cache import PartSizes, Prepared, write_prepared
-from primal_attention.training.building import BUILDERS, build_model
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import DOMAINS, build_model, find_recipe
 from primal_attention.training.results import key_of, read_rows
 
 ROOT = Path(__file__).parents[1] / "reproduction"
@@ -59,10 +58,10 @@ def parameters_of(recipe, tokens):
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_recipes_can_be_built_and_come_seed_by_seed(study):
-    recipes = [each for each in recipes_of(study) if each.task.startswith(("uea", "lra"))]
+    recipes = [each for each in recipes_of(study) if each.domain in ("uea", "lra")]
     for recipe in recipes:
         if recipe.seed == 0:
-            symbols = None if recipe.task.startswith("uea") else 17
+            symbols = None if recipe.domain == "uea" else 17
             channels = 3 if symbols is None else None
             with torch.device("meta"):
                 build_model(recipe, Sizes(29, 8, num_channels=channels, vocab_size=symbols))
@@ -184,7 +183,7 @@ def test_a_decoder_sees_its_source_through_cross_attention_alone(place):
 
 def test_cross_attention_is_trained_by_the_ordinary_loop(monkeypatch):
     cross = importlib.import_module("cross")
-    monkeypatch.setitem(BUILDERS, "cross", cross.build)
+    monkeypatch.setitem(DOMAINS, "cross", cross.CROSS)
     threads = torch.get_num_threads()
     recipe = recipes_of(cross.TABLE)[0].with_settings(["steps=2", "eval_every=1"])
     row = cross.run_one(recipe, "abcdef0")

@@ -1,55 +1,14 @@
 """`primal data`: which data sets there are, and preparing them."""
 
-import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.rl_data import make_sets
-from primal_attention.tasks import (
-    IMAGE_SETS,
-    LANGUAGE_SETS,
-    LRA_TASKS,
-    RL_SETS,
-    UEA_SETS,
-    find_images,
-    find_language,
-    find_lra,
-    find_rl,
-    find_uea,
-    prepare_images,
-    prepare_language,
-    prepare_lra,
-    prepare_rl,
-    prepare_uea,
-)
-from primal_attention.training.recipe import nearest
+from primal_attention.training import DOMAINS, Domain, find_domain
 
 if TYPE_CHECKING:
     from typer import Typer
-
-
-class Domain(NamedTuple):
-    """The data sets of a domain."""
-
-    names: Sequence[str]
-    find: Callable[[str, Path | None], Path | None]
-    prepare: Callable[[str, Path | None, Path | None], Path]
-    missing: str  # what is said of a set that is not at hand
-
-
-def _prepare_lra(name: str, folder: Path | None, out: Path | None) -> Path:
-    return prepare_lra(name, folder, out, workers=os.cpu_count() or 1)
-
-
-_DOMAINS = {
-    "uea": Domain(UEA_SETS, find_uea, prepare_uea, "to be downloaded"),
-    "lra": Domain(LRA_TASKS, find_lra, _prepare_lra, "not at hand"),
-    "language": Domain(LANGUAGE_SETS, find_language, prepare_language, "not at hand"),
-    "rl": Domain(RL_SETS, find_rl, prepare_rl, "not at hand"),
-    "images": Domain(IMAGE_SETS, find_images, prepare_images, "not at hand"),
-}
 
 
 def register(program: "Typer") -> None:
@@ -60,7 +19,7 @@ def register(program: "Typer") -> None:
     @program.command()
     def data(
         domain: Annotated[
-            str | None, typer.Argument(help="uea, lra, language, rl, images; default: all.")
+            str | None, typer.Argument(help=f"{', '.join(DOMAINS)}; default: all.")
         ] = None,
         names: Annotated[
             list[str] | None, typer.Argument(help="Sets to prepare; default: all at hand.")
@@ -82,25 +41,23 @@ def register(program: "Typer") -> None:
             _print_sets(console, folder)
             return
         with naming("DOMAIN"):
-            if domain not in _DOMAINS:
-                raise ValueError(f"no domain is called {domain!r}; {nearest(domain, _DOMAINS)}")
+            found = find_domain(domain)
         if agents is not None:
             with naming("DOMAIN, NAMES or --agents"):
                 make_sets(console, domain, names, agents, out or folder, transitions, seed)
             return
         with naming("NAMES or --folder"):
-            _prepare(console, _DOMAINS[domain], names, folder, out)
+            _prepare(console, found, names, folder, out)
 
 
 def _print_sets(console: Any, folder: Path | None) -> None:
-    for domain, (names, find, _, missing) in _DOMAINS.items():
-        for name in names:
-            console.print(f"{f'{domain}/{name}':32}{find(name, folder) or f'[dim]{missing}[/]'}")
-    console.print("\nprimal data uea NAME downloads a set if need be, and prepares it")
-    console.print("primal data lra NAME reads or generates a task, and prepares it")
-    console.print("primal data language NAME reads a text, and prepares it")
-    console.print("primal data images NAME packs a folder of pictures into one file")
-    console.print("primal data rl NAME --agents FOLDER rolls out policies, and prepares that")
+    for name, domain in DOMAINS.items():
+        for each in domain.sets:
+            place = domain.find(each, folder) or f"[dim]{domain.missing}[/]"
+            console.print(f"{f'{name}/{each}':32}{place}")
+    console.print()
+    for name, domain in DOMAINS.items():
+        console.print(f"primal data {name} NAME {domain.usage}")
 
 
 def _prepare(
@@ -109,7 +66,9 @@ def _prepare(
     from rich.console import Console
     from rich.progress import track
 
-    places = {name: domain.find(name, folder) for name in domain.names}
+    if domain.prepare is None:
+        raise ValueError("the sets of this domain need no preparation")
+    places = {name: domain.find(name, folder) for name in domain.sets}
     found = [name for name, place in places.items() if place and place.name != f"{name}.npz"]
     if not (names or found):
         raise FileNotFoundError("no files of any set are at hand; name those to prepare")

@@ -55,9 +55,9 @@ def register(program: "Typer") -> None:
             read_rows(results)
         console, commit = rich.console.Console(highlight=False, soft_wrap=True), current_commit()
         for each in found:
-            goal = environment_of(each.set_name).targets[0] if target is None else target
+            goal = environment_of(each.recipe.set_name).targets[0] if target is None else target
             trial = Trial(goal, episodes, seed, version)
-            watching = partial(_progress, environment_of(each.set_name).longest)
+            watching = partial(_progress, environment_of(each.recipe.set_name).longest)
             rows = read_rows(results)
             for row in missing_rows(
                 each,

@@ -10,10 +10,9 @@ from primal_attention.attention import ATTENTIONS
 from primal_attention.cli.mistakes import naming
 from primal_attention.models.stacks import mechanism_of
 from primal_attention.tasks import Sizes, Task
-from primal_attention.training.building import build_model
-from primal_attention.training.cases import task_of
+from primal_attention.training.domains import find_recipe, task_of
+from primal_attention.training.model_factory import build_model
 from primal_attention.training.recipe import Recipe, nearest
-from primal_attention.training.recipes import find_recipe
 from primal_attention.training.run_directory import read_recipe
 
 _OWN_OPTIONS = {"task": "TASK", "model": "--model", "protocol": "--protocol", "seed": "--seed"}

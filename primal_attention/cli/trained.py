@@ -7,9 +7,10 @@ from torch import nn
 
 from primal_attention.atomic_files import fitting
 from primal_attention.tasks import SeriesEncoding, Sizes
-from primal_attention.training.building import trained_model
 from primal_attention.training.checkpoint import read_checkpoint
+from primal_attention.training.domains import acts
 from primal_attention.training.loop import BEST
+from primal_attention.training.model_factory import trained_model
 from primal_attention.training.recipe import Recipe
 
 
@@ -35,11 +36,11 @@ def load_trained(path: Path) -> Trained:
     with fitting(path, "the checkpoint of a model"):
         recipe, sizes = Recipe.from_json(facts["recipe"]), Sizes(**facts["sizes"])
         encoding = None
-        if facts["encoding"] and not recipe.task.startswith("rl/"):
+        if facts["encoding"] and not acts(recipe):
             encoding = SeriesEncoding.from_dict(facts["encoding"])
             _check_length(encoding, sizes)
         labels = tuple(map(str, facts["labels"]))
-    if recipe.task.startswith("rl/"):
+    if acts(recipe):
         raise ValueError(f"{path} is a policy of {recipe.task}; primal rollout measures it")
     with fitting(path, "the checkpoint of a model"):
         model = trained_model(recipe, sizes, checkpoint.tensors)

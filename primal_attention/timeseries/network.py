@@ -22,7 +22,7 @@ from primal_attention.tasks import (
 )
 from primal_attention.tasks.splits import Split
 from primal_attention.training import Recipe
-from primal_attention.training.building import trained_model
+from primal_attention.training.model_factory import trained_model
 
 _FEWEST_CASES = 10  # below, a part of them says nothing about the rest
 _BATCH_SIZE = 128

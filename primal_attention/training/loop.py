@@ -21,7 +21,6 @@ from torch import Tensor
 from primal_attention.atomic_files import fitting, holding, remove_unfinished, writing_to
 from primal_attention.state_dicts import check_fit
 from primal_attention.tasks import Cases, Task
-from primal_attention.training.building import build_model, build_optimizer
 from primal_attention.training.checkpoint import (
     Checkpoint,
     read_checkpoint,
@@ -34,6 +33,7 @@ from primal_attention.training.devices import (
     with_peers,
 )
 from primal_attention.training.evaluation import Evaluation, evaluate
+from primal_attention.training.model_factory import build_model, build_optimizer
 from primal_attention.training.order import Plan, set_seed
 from primal_attention.training.progress import Entry, OutOfTimeError, Progress, Saving, Watcher
 from primal_attention.training.progress import Outcome as Outcome

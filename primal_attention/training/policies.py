@@ -24,10 +24,11 @@ from primal_attention.tasks.offline_rl import (
     roll_out,
 )
 from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
-from primal_attention.training.building import trained_model
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+from primal_attention.training.domains import acts
 from primal_attention.training.intervals import estimate
 from primal_attention.training.loop import BEST, LAST, device_name
+from primal_attention.training.model_factory import trained_model
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, key_of
 
@@ -47,11 +48,6 @@ class Policies(NamedTuple):
     encoding: TrajectoryEncoding
     weights: Mapping[str, Mapping[str, Tensor]]  # by selection
     rounds: Mapping[str, Mapping[str, float]]  # by selection: epoch, step and errors
-
-    @property
-    def set_name(self) -> str:
-        """The data set, for instance ``hopper-medium``."""
-        return self.recipe.task.partition("/")[2]
 
     def model(self, selection: str) -> DecisionModel:
         """The model with those weights, on the CPU, in evaluation mode."""
@@ -99,7 +95,7 @@ def _policies(
 ) -> Policies:
     with fitting(path, "the checkpoint of a policy"):
         recipe = Recipe.from_json(facts["recipe"])
-    if not recipe.task.startswith("rl/"):
+    if not acts(recipe):
         raise ValueError(f"{path} is a run of {recipe.task}, which has no environment to act in")
     with fitting(path, "the checkpoint of a policy"):
         encoding = TrajectoryEncoding.from_dict(facts["encoding"])
@@ -122,13 +118,13 @@ def try_policy(
     """
     context = found.recipe.num_tokens // TOKENS_PER_STEP
     policy = policy_of(found.model(selection).to(device), mode, context)
-    environment = environment_of(found.set_name)
+    environment = environment_of(found.recipe.set_name)
     return roll_out(policy, found.encoding, environment, trial, told=told, video=video)
 
 
 def trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
     """The columns that say which policy was tried, and how."""
-    environment = environment_of(found.set_name)
+    environment = environment_of(found.recipe.set_name)
     usual = trial.target == environment.targets[0] and mode == "window"
     return {
         **key_of(found.recipe),
@@ -148,7 +144,7 @@ def policy_row(
     ``made`` says on which device and by which commit.
     """
     entry = found.rounds[selection]
-    scores = estimate(environment_of(found.set_name).score(rollout.returns).tolist())
+    scores = estimate(environment_of(found.recipe.set_name).score(rollout.returns).tolist())
     return {
         **trial_key(found, selection, trial, mode),
         "metric": "return",
@@ -199,7 +195,8 @@ def missing_rows(
         if any(key.items() <= row.items() for row in rows):
             continue
         if known is None or found.rounds["last"] != found.rounds["best"]:
-            name = f"{found.set_name}-{found.recipe.model}-seed{found.recipe.seed}-{selection}"
+            recipe = found.recipe
+            name = f"{recipe.set_name}-{recipe.model}-seed{recipe.seed}-{selection}"
             with watching(name) as told:
                 place = video and video / f"{name}.gif"
                 known = try_policy(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from primal_attention.atomic_files import UnreadableFileError
 from primal_attention.models.stacks import MODELS
@@ -19,6 +19,19 @@ from primal_attention.training.schedules import SCHEDULES
 PROTOCOLS = ("paper", "clean")
 OPTIMIZERS = ("radam", "adam", "adamw")
 PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+class TaskName(NamedTuple):
+    """The two parts of ``domain/set``; the set is empty where there is no slash."""
+
+    domain: str
+    set: str
+
+    @classmethod
+    def of(cls, task: str) -> TaskName:
+        """Split the name of a task."""
+        domain, _, name = task.partition("/")
+        return cls(domain, name)
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,16 @@ class Recipe:
         if self.valid_fraction is not None:
             what = "in (0, 1), or 0 where the set has validation cases"
             _check("valid_fraction", self.valid_fraction, lambda value: 0 <= value < 1, what)
+
+    @property
+    def domain(self) -> str:
+        """The domain of the task, for instance uea."""
+        return TaskName.of(self.task).domain
+
+    @property
+    def set_name(self) -> str:
+        """The data set of the task, for instance JapaneseVowels."""
+        return TaskName.of(self.task).set
 
     def to_json(self) -> str:
         """The recipe as text, which ``from_json`` reads."""

@@ -47,7 +47,7 @@ def row_of(outcome: Outcome, commit: str) -> Row:
 def key_of(recipe: Recipe) -> Row:
     """The columns that say which run it is."""
     return {
-        "dataset": recipe.task.partition("/")[2],
+        "dataset": recipe.set_name,
         "model": recipe.model,
         "protocol": recipe.protocol,
         "seed": str(recipe.seed),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from primal_attention.objectives import ksvd_loss, record_ksvd
 from primal_attention.tasks import Task
-from primal_attention.training.building import uses_objective
+from primal_attention.training.model_factory import uses_objective
 from primal_attention.training.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import Any
 
 from primal_attention.attention import ATTENTIONS
 from primal_attention.models.stacks import MODELS, mechanism_of
+from primal_attention.training.domains import find_recipe
 from primal_attention.training.intervals import Estimate, average, estimate
 from primal_attention.training.recipe import Recipe, nearest
-from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import Row, settings_of
 
 EXPECTED, RESULTS = "expected.toml", "results.csv"
@@ -192,11 +192,10 @@ def printed_number(expected: Expected, recipe: Recipe) -> float | None:
 
     None where the table is of something that training does not measure.
     """
-    domain, _, name = recipe.task.partition("/")
     of_training = expected.selection is None
-    if (expected.domain, expected.column, of_training) != (domain, "model", True):
+    if (expected.domain, expected.column, of_training) != (recipe.domain, "model", True):
         return None
-    return expected.printed.get(((("dataset", name),), recipe.model))
+    return expected.printed.get(((("dataset", recipe.set_name),), recipe.model))
 
 
 def printed_in(suite: Path, recipe: Recipe) -> tuple[float, str] | None:

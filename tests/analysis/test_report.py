@@ -17,8 +17,7 @@ from primal_attention.analysis import duality, spectrum
 from primal_attention.analysis.report import html, looks, report_page, write_report
 from primal_attention.analysis.report.run import read_run
 from primal_attention.tasks import CLASSIFICATION, Cases, Sizes, Task
-from primal_attention.training import Recipe, launch, read_outcome, train_in
-from primal_attention.training.cases import task_of
+from primal_attention.training import Recipe, launch, read_outcome, task_of, train_in
 from primal_attention.training.results import add_rows, row_of
 
 TASK = "uea/JapaneseVowels"

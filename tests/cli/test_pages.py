@@ -3,11 +3,13 @@
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from primal_attention.tasks import prepare_lra
+from primal_attention.training import DOMAINS
 
 from ..pages import ROOT, commands_in_blocks
 from ..tasks.toy_pictures import write_pictures
@@ -85,7 +87,7 @@ def is_run(command):
     return command.startswith("primal") and not any(words in command for words in ELSEWHERE)
 
 
-def generate_few(name, folder, out, workers):
+def generate_few(name, folder, out):
     return prepare_lra(name, folder, out, sizes=PARTS, workers=1)
 
 
@@ -95,7 +97,7 @@ WALKS = ("cli", "images", "language", "lra", "offline_rl", "report")
 @pytest.mark.parametrize("page", [f"docs/{name}" for name in WALKS])
 def test_the_commands_of_a_page_run(page, data, monkeypatch):
     monkeypatch.delenv("PRIMAL_DATA")
-    monkeypatch.setattr("primal_attention.cli.data.prepare_lra", generate_few)
+    monkeypatch.setitem(DOMAINS, "lra", replace(DOMAINS["lra"], prepare=generate_few))
     commands = [each for each in commands_in_blocks(ROOT / f"{page}.md") if is_run(each)]
     if page == "docs/report":
         commands = [*commands_in_blocks(ROOT / "docs/cli.md")[:1], *commands]

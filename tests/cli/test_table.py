@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import find_recipe
 from primal_attention.training.results import COLUMNS, add_rows, key_of
 
 from .command import primal, told

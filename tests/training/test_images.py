@@ -13,14 +13,19 @@ from primal_attention.models.stacks import layer_names
 from primal_attention.models.vision import PictureClassifier
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.images import task
-from primal_attention.training import evaluation, launch, train, train_in
-from primal_attention.training.building import build_model, build_optimizer
-from primal_attention.training.cases import task_of
+from primal_attention.training import (
+    Recipe,
+    evaluation,
+    find_recipe,
+    launch,
+    task_of,
+    train,
+    train_in,
+)
 from primal_attention.training.checkpoint import read_checkpoint
 from primal_attention.training.loop import BEST
+from primal_attention.training.model_factory import build_model, build_optimizer
 from primal_attention.training.progress import OutOfTimeError
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import settings_of
 from primal_attention.training.step import Step
 

@@ -12,12 +12,9 @@ from primal_attention.models import LanguageModel
 from primal_attention.models.stacks import layer_names
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.language import load_language
-from primal_attention.training import evaluation, train, train_in
-from primal_attention.training.building import build_model, build_optimizer
-from primal_attention.training.cases import task_of
+from primal_attention.training import Recipe, evaluation, find_recipe, task_of, train, train_in
+from primal_attention.training.model_factory import build_model, build_optimizer
 from primal_attention.training.progress import OutOfTimeError
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import settings_of
 from primal_attention.training.schedules import lr_factor
 

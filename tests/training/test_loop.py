@@ -8,8 +8,7 @@ import torch
 
 from primal_attention.objectives import ksvd_loss
 from primal_attention.tasks import REGRESSION, Cases, Sizes
-from primal_attention.training import Watcher, train
-from primal_attention.training.building import build_model
+from primal_attention.training import Watcher, build_model, train
 from primal_attention.training.evaluation import evaluate
 
 from .toy import CLASSES, N, one_process, toy_recipe, toy_task

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from primal_attention.tasks import LRA_PROTOCOLS
-from primal_attention.training import Watcher, train, train_in
-from primal_attention.training.building import build_model
-from primal_attention.training.cases import task_of
+from primal_attention.training import Watcher, build_model, task_of, train, train_in
 from primal_attention.training.progress import OutOfTimeError
 from primal_attention.training.run_directory import directory_of
 

@@ -4,8 +4,7 @@ import pytest
 
 from primal_attention.tasks import LRA_TASKS
 from primal_attention.tasks.lra import PATHFINDERS
-from primal_attention.training import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 from primal_attention.training.results import settings_of
 
 PUBLISHED = {  # steps, batch, warm-up, evaluation every, then s and eta of both models

@@ -5,9 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from primal_attention.training import Outcome
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Outcome, Recipe, find_recipe
 from primal_attention.training.results import (
     COLUMNS,
     add_rows,

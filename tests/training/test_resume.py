@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from primal_attention.tasks import SeriesEncoding
-from primal_attention.training import Watcher, train
-from primal_attention.training.building import build_model
+from primal_attention.training import Watcher, build_model, train
 from primal_attention.training.checkpoint import read_checkpoint
 from primal_attention.training.loop import BEST, LAST
 

@@ -11,10 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from primal_attention.tasks.offline_rl import Trial
 from primal_attention.tasks.offline_rl.prepared import write_trajectories
 from primal_attention.tasks.offline_rl.trajectories import Trajectories
-from primal_attention.training import launch, train, train_in
-from primal_attention.training.building import build_model
-from primal_attention.training.cases import task_of
+from primal_attention.training import build_model, find_recipe, launch, task_of, train, train_in
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+from primal_attention.training.domains.rl import RELEASED
 from primal_attention.training.loop import BEST
 from primal_attention.training.policies import (
     MORE,
@@ -23,8 +22,6 @@ from primal_attention.training.policies import (
     read_policies,
     try_policy,
 )
-from primal_attention.training.recipes import find_recipe
-from primal_attention.training.recipes.rl import RELEASED
 from primal_attention.training.results import add_rows, read_rows
 
 from .toy import one_process
@@ -147,7 +144,7 @@ def test_a_replayed_run_is_the_run(folder, model):
 def test_a_policy_acts_as_the_model_that_was_trained(run, folder):
     found = read_policies(run)
     assert found.rounds["last"]["step"] == 40
-    assert found.set_name == NAME
+    assert found.recipe.set_name == NAME
     task = task_of(found.recipe, folder)
     batch = task.train[torch.arange(7)]
     models = {name: found.model(name) for name in ("last", "best")}

@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from primal_attention.training import sweeps
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import find_recipe, sweeps
 from primal_attention.training.sweeps import (
     PAPER_GRID,
     Space,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import find_recipe
 from primal_attention.training.results import COLUMNS, key_of
 from primal_attention.training.tables import (
     fill,

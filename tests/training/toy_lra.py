@@ -3,7 +3,7 @@
 import numpy as np
 
 from primal_attention.tasks.lra import PartSizes, Prepared, write_prepared
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import find_recipe
 
 N = 23
 SMALL = ["dim=8", "ffn_dim=13", "head_hidden_dim=11", "batch_size=10", "precision=fp32", "lr=0.01"]

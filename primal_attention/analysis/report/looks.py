@@ -15,7 +15,7 @@ from primal_attention.analysis.report.run import Run
 from primal_attention.analysis.spectrum import Spectrum, spectrum
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.tasks import CLASSIFICATION, Cases, Task
-from primal_attention.training.cases import task_of
+from primal_attention.training.domains import task_of
 
 Track = Callable[[Sequence[Tensor], str], Iterable[Tensor]]
 """Passes portions of work on, with a word about them; shows how far they are."""

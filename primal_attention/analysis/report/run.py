@@ -14,12 +14,12 @@ from torch import nn
 
 from primal_attention.atomic_files import fitting
 from primal_attention.tasks import Sizes
-from primal_attention.training.building import trained_model
 from primal_attention.training.checkpoint import read_checkpoint
+from primal_attention.training.domains import find_recipe
 from primal_attention.training.loop import BEST
+from primal_attention.training.model_factory import trained_model
 from primal_attention.training.progress import Outcome
 from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import Row, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, read_outcome
 from primal_attention.training.tables import RESULTS, printed_in

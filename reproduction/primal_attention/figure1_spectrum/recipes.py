@@ -5,8 +5,7 @@ Four layers in place of two, so that there is something between the first and th
 
 from collections.abc import Iterator
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 3
 SETS = {"UWaveGestureLibrary": "2e-7"}  # and the eta of the paper's J^2, which sums over tokens

@@ -8,8 +8,7 @@ the same for all.
 from collections.abc import Iterator
 from itertools import product
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 3
 TASKS = ("listops", "image", "text", "pathfinder")

@@ -132,7 +132,7 @@ def made_up(recipe: Recipe) -> Task:
 
     Reviews have those of IMDb, other texts all from a quarter up; black pixels lie anywhere.
     """
-    name = recipe.task.partition("/")[2]
+    name = recipe.set_name
     tokens, classes = NUM_TOKENS[name], CLASSES.get(name, 2)
     generator = torch.Generator().manual_seed(0)
     count, symbols = 2 * recipe.batch_size, 16 if name == "listops" else 256

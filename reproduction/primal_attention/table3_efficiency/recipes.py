@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 TIMED = {  # directions s and eta
     "primalformer": {
@@ -45,5 +44,5 @@ def timed(recipe: Recipe) -> Recipe:
     """The recipe as the authors timed it."""
     if recipe.model not in TIMED:
         return recipe
-    directions, eta = TIMED[recipe.model][recipe.task.partition("/")[2]]
+    directions, eta = TIMED[recipe.model][recipe.set_name]
     return recipe.with_settings([f"attention.num_directions={directions}", f"eta={eta}"])

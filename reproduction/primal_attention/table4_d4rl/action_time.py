@@ -16,8 +16,7 @@ import torch
 from primal_attention.atomic_files import write_rows
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.offline_rl import policy_of
-from primal_attention.training.building import build_model
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import build_model, find_recipe
 from primal_attention.training.results import current_commit
 
 HERE = Path(__file__).parent

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from primal_attention.tasks import RL_SETS
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 3
 MODELS = ("primal_plus", "softmax", "linear", "flow", "primalformer", "cosformer", "performer")

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from primal_attention.tasks import RL_SETS
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 DIRECTIONS = (32, 64, 96)
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SETS = ("SelfRegulationSCP1", "UWaveGestureLibrary", "JapaneseVowels")
 SEEDS = 3

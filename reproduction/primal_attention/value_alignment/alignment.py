@@ -20,11 +20,8 @@ from torch import nn
 
 from primal_attention.analysis import value_alignment
 from primal_attention.atomic_files import write_rows
-from primal_attention.training import launch, train_in
-from primal_attention.training.building import build_model
-from primal_attention.training.cases import task_of
+from primal_attention.training import build_model, find_recipe, launch, task_of, train_in
 from primal_attention.training.loop import device_name
-from primal_attention.training.recipes import find_recipe
 from primal_attention.training.results import current_commit, settings_of
 
 HERE = Path(__file__).parent

@@ -5,8 +5,7 @@ Time series first, the seeds outermost; then the Long Range Arena, whose runs ta
 
 from collections.abc import Iterator
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 5
 SETS = ("UWaveGestureLibrary", "Handwriting", "JapaneseVowels")

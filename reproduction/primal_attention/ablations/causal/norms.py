@@ -20,10 +20,7 @@ from torch import Tensor, nn
 
 from primal_attention.atomic_files import write_rows
 from primal_attention.tasks import Sizes
-from primal_attention.training.building import build_model
-from primal_attention.training.cases import task_of
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, build_model, find_recipe, task_of
 from primal_attention.training.results import current_commit, key_of
 
 HERE = Path(__file__).parent

@@ -6,8 +6,7 @@ Sampled weights cannot be causal, so static and dual ones stand beside them, cau
 from collections.abc import Iterator
 from dataclasses import replace
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 3
 SETS = ("UWaveGestureLibrary", "Handwriting", "JapaneseVowels")

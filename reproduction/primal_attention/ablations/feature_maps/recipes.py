@@ -5,8 +5,7 @@ Time series first; then the Long Range Arena and language, whose runs take hours
 
 from collections.abc import Iterator
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 5
 SETS = ("UWaveGestureLibrary", "Handwriting", "JapaneseVowels")

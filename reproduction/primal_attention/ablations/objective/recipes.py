@@ -6,8 +6,7 @@ one size when training starts.
 
 from collections.abc import Iterator
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 5
 ETA_OF_ZERO = {"UWaveGestureLibrary": "2e-7", "JapaneseVowels": "7e-5"}

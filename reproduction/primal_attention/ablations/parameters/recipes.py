@@ -7,8 +7,7 @@ pairs of equal size: softmax and a wider PrimalFormer, PrimalFormer and a narrow
 from collections.abc import Iterator
 
 from primal_attention.attention import build_attention
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 5
 SETS = {"UWaveGestureLibrary": 315, "Handwriting": 152, "JapaneseVowels": 26}  # and their tokens

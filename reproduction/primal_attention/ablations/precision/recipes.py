@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 3
 

@@ -5,8 +5,7 @@ Attention-BN and -SH, on softmax and on linear attention, their bases, and Prima
 
 from collections.abc import Iterator
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SEEDS = 3
 SETS = ("UWaveGestureLibrary", "JapaneseVowels")

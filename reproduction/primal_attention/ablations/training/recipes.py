@@ -5,8 +5,7 @@ Under the clean protocol; a change is judged by its validation accuracy, the col
 
 from collections.abc import Iterator
 
-from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes import find_recipe
+from primal_attention.training import Recipe, find_recipe
 
 SETS = (
     "JapaneseVowels",

@@ -1,7 +1,12 @@
-"""Recipes of the UEA time series."""
+"""The UEA time series."""
 
+from pathlib import Path
+from typing import Literal
+
+from primal_attention.tasks import UEA_SETS, Task, find_uea, prepare_uea, uea_task
+from primal_attention.training.domains.directions import Directions, with_directions
+from primal_attention.training.domains.domain import Domain
 from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes.directions import Directions, with_directions
 
 _RELEASED: dict[str, dict[str, Directions]] = {
     "primalformer": {
@@ -61,3 +66,21 @@ def uea_clean(name: str, model: str, seed: int = 0) -> Recipe:
         patience=30,
     )
     return with_directions(recipe, _OTHER_SETS)
+
+
+def _task(recipe: Recipe, folder: Path | None) -> Task:
+    if recipe.valid_fraction == 0:
+        raise ValueError("valid_fraction must be in (0, 1) or none: UEA has no validation cases")
+    valid: float | Literal["test"] = recipe.valid_fraction or "test"
+    return uea_task(recipe.set_name, folder=folder, valid=valid, seed=recipe.seed)
+
+
+UEA = Domain(
+    sets=UEA_SETS,
+    make_task=_task,
+    recipes={"paper": uea_paper, "clean": uea_clean},
+    find=find_uea,
+    prepare=prepare_uea,
+    missing="to be downloaded",
+    usage="downloads a set if need be, and prepares it",
+)

@@ -1,10 +1,21 @@
-"""Recipes of word-level language models, counted in steps of 32,768 tokens."""
+"""Word-level language models; recipes are counted in steps of 32,768 tokens."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from primal_attention.models import LanguageModel
 from primal_attention.models.stacks import has_objective, mechanism_of
-from primal_attention.tasks import LANGUAGE_SETS
+from primal_attention.tasks import (
+    LANGUAGE_SETS,
+    Sizes,
+    Task,
+    find_language,
+    language_task,
+    prepare_language,
+)
+from primal_attention.training.domains.domain import Domain
+from primal_attention.training.domains.sequences import attentions_of
 from primal_attention.training.recipe import Recipe, nearest
 
 NUM_DIRECTIONS, ETA = 30, 0.1
@@ -83,3 +94,42 @@ def _options(model: str) -> dict[str, Any]:
     #   Where all layers are Primal, tokens would meet in running means alone with static ones.
     weights = "dual" if model == "primalformer" else "static"
     return {"num_directions": NUM_DIRECTIONS, "weights": weights}
+
+
+def _task(recipe: Recipe, folder: Path | None) -> Task:
+    if recipe.valid_fraction != 0:
+        raise ValueError(
+            f"valid_fraction of {recipe.task} is 0: texts have a part to validate on, "
+            f"got {recipe.valid_fraction}"
+        )
+    return language_task(
+        recipe.set_name,
+        folder=folder,
+        num_tokens=recipe.num_tokens,
+        context_tokens=recipe.context_tokens,
+    )
+
+
+def _model(recipe: Recipe, sizes: Sizes) -> LanguageModel:
+    if sizes.vocab_size is None:
+        raise ValueError("a language model reads symbols; the sizes have no vocab_size")
+    return LanguageModel(
+        sizes.vocab_size,
+        attentions_of(recipe, sizes, causal=True),
+        recipe.dim,
+        recipe.ffn_dim,
+        norm=recipe.norm,
+        dropout=recipe.dropout,
+        activation="relu",
+    )
+
+
+LANGUAGE = Domain(
+    sets=LANGUAGE_SETS,
+    make_task=_task,
+    build_model=_model,
+    recipes={"paper": language_paper, "clean": language_clean},
+    find=find_language,
+    prepare=prepare_language,
+    usage="reads a text, and prepares it",
+)

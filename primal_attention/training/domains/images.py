@@ -1,10 +1,22 @@
-"""Recipes of pictures: DeiT (Touvron et al., 2021), counted in epochs."""
+"""Pictures: DeiT (Touvron et al., 2021); recipes are counted in epochs."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
+from primal_attention.models.vision import PictureClassifier, build_pictures
+from primal_attention.tasks import (
+    IMAGE_SETS,
+    Sizes,
+    Task,
+    find_images,
+    images_task,
+    prepare_images,
+)
+from primal_attention.tasks.images.augmentation import AUGMENTATIONS
+from primal_attention.training.domains.directions import Directions, with_directions
+from primal_attention.training.domains.domain import Domain
 from primal_attention.training.recipe import Recipe
-from primal_attention.training.recipes.directions import Directions, with_directions
 
 DIRECTIONS = Directions(96, 0.05)
 RATE, PER = 5e-4, 512  # the learning rate of a batch of so many pictures
@@ -64,3 +76,46 @@ def images_paper(name: str, model: str, seed: int = 0) -> Recipe:
 def images_clean(name: str, model: str, seed: int = 0) -> Recipe:
     """The same, chosen on a tenth of the training pictures, held out by class."""
     return replace(images_paper(name, model, seed), protocol="clean", valid_fraction=0.1)
+
+
+def _task(recipe: Recipe, folder: Path | None) -> Task:
+    if recipe.valid_fraction == 0:
+        raise ValueError(
+            f"valid_fraction of {recipe.task} must be in (0, 1) or none: no pictures are set apart"
+        )
+    return images_task(
+        recipe.set_name,
+        folder=folder,
+        image_size=recipe.image_size,
+        patch_size=recipe.patch_size,
+        valid=recipe.valid_fraction or "test",
+        seed=recipe.seed,
+        augmentation=AUGMENTATIONS[recipe.augment],
+    )
+
+
+def _model(recipe: Recipe, sizes: Sizes) -> PictureClassifier:
+    if sizes.mean is None or sizes.std is None:
+        raise ValueError("a model of pictures standardises them; the sizes have no mean and std")
+    names = ("image_size", "patch_size", "dim", "num_layers", "num_heads", "ffn_dim")
+    return build_pictures(
+        recipe.model,
+        num_classes=sizes.num_outputs,
+        statistics=(sizes.mean, sizes.std),
+        sizes={name: getattr(recipe, name) for name in names},
+        pooling=recipe.pooling,
+        dropout=recipe.dropout,
+        drop_path=recipe.drop_path,
+        options=recipe.attention,
+    )
+
+
+IMAGES = Domain(
+    sets=IMAGE_SETS,
+    make_task=_task,
+    build_model=_model,
+    recipes={"paper": images_paper, "clean": images_clean},
+    find=find_images,
+    prepare=prepare_images,
+    usage="packs a folder of pictures into one file",
+)

@@ -1,14 +1,25 @@
-"""Recipes of the Long Range Arena, counted in steps."""
+"""The Long Range Arena; its recipes are counted in steps."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from primal_attention.models.stacks import mechanism_of
-from primal_attention.tasks.lra import LRA_PROTOCOLS, LRA_TASKS, PATHFINDERS
+from primal_attention.tasks import Task
+from primal_attention.tasks.lra import (
+    LRA_PROTOCOLS,
+    LRA_TASKS,
+    PATHFINDERS,
+    find_lra,
+    lra_task,
+    prepare_lra,
+)
 from primal_attention.tasks.lra.task import HELD_OUT
+from primal_attention.training.domains.directions import Directions, with_directions
+from primal_attention.training.domains.domain import Domain
 from primal_attention.training.recipe import Recipe, nearest
-from primal_attention.training.recipes.directions import Directions, with_directions
 
 
 class Schedule(NamedTuple):
@@ -107,3 +118,29 @@ def _held_out(name: str, protocol: str) -> float | None:
     if name != "text":
         return 0.0
     return None if LRA_PROTOCOLS[protocol].text_validates_on_test else HELD_OUT
+
+
+def _task(recipe: Recipe, folder: Path | None) -> Task:
+    name = recipe.set_name
+    text = None if recipe.protocol == "paper" else HELD_OUT
+    wanted = text if name == "text" else 0
+    if recipe.valid_fraction != wanted:
+        raise ValueError(
+            f"valid_fraction of lra/{name} is {wanted} under the {recipe.protocol} protocol, "
+            f"got {recipe.valid_fraction}"
+        )
+    return lra_task(name, folder=folder, protocol=recipe.protocol, seed=recipe.seed)
+
+
+def _prepare(name: str, folder: Path | None, out: Path | None) -> Path:
+    return prepare_lra(name, folder, out, workers=os.cpu_count() or 1)
+
+
+LRA = Domain(
+    sets=LRA_TASKS,
+    make_task=_task,
+    recipes={"paper": lra_paper, "clean": lra_clean},
+    find=find_lra,
+    prepare=_prepare,
+    usage="reads or generates a task, and prepares it",
+)

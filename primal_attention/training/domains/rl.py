@@ -1,0 +1,105 @@
+"""Offline reinforcement learning: Decision Transformers; recipes are counted in steps."""
+
+from pathlib import Path
+
+from primal_attention.models.decision_transformer import DecisionModel, build_decision
+from primal_attention.tasks import RL_SETS, Sizes, Task, find_rl, prepare_rl, rl_task
+from primal_attention.tasks.offline_rl import environment_of
+from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
+from primal_attention.training.domains.directions import Directions, with_directions
+from primal_attention.training.domains.domain import Domain
+from primal_attention.training.recipe import Recipe
+
+ETA = 0.05
+RELEASED: dict[str, int] = {  # directions s, by set
+    "halfcheetah-medium-expert": 96,
+    "hopper-medium-expert": 64,
+    "walker2d-medium-expert": 96,
+    "halfcheetah-medium": 64,
+    "hopper-medium": 96,
+    "walker2d-medium": 96,
+    "halfcheetah-medium-replay": 32,
+    "hopper-medium-replay": 64,
+    "walker2d-medium-replay": 96,
+}
+CLEAN = 64  # directions, set before any run, for all sets alike
+CONTEXT = 20  # steps, of three tokens each
+
+
+def rl_paper(name: str, model: str, seed: int = 0) -> Recipe:
+    """As the authors trained, with the directions of their scripts."""
+    return _recipe(name, model, "paper", seed, RELEASED.get(name, CLEAN))
+
+
+def rl_clean(name: str, model: str, seed: int = 0) -> Recipe:
+    """The same with one number of directions for all sets."""
+    return _recipe(name, model, "clean", seed, CLEAN)
+
+
+def _recipe(name: str, model: str, protocol: str, seed: int, directions: int) -> Recipe:
+    environment_of(name)
+    recipe = Recipe(
+        task=f"rl/{name}",
+        model=model,
+        protocol=protocol,
+        seed=seed,
+        valid_fraction=0.05,
+        num_tokens=3 * CONTEXT,
+        num_layers=3,
+        dim=256,
+        num_heads=4,
+        ffn_dim=1024,
+        norm="pre",
+        optimizer="adamw",
+        lr=1e-3,
+        weight_decay=1e-4,
+        batch_size=64,
+        steps=100_000,
+        schedule="warmup",
+        warmup=0.1,
+        clip_norm=0.25,
+        eval_every=10_000,
+    )
+    return with_directions(recipe, Directions(directions, ETA))
+
+
+def _task(recipe: Recipe, folder: Path | None) -> Task:
+    if not recipe.valid_fraction or recipe.num_tokens % TOKENS_PER_STEP:
+        raise ValueError(
+            f"valid_fraction of {recipe.task} must be in (0, 1), and num_tokens a multiple of "
+            f"{TOKENS_PER_STEP}, got {recipe.valid_fraction} and {recipe.num_tokens}"
+        )
+    return rl_task(
+        recipe.set_name,
+        folder=folder,
+        context=recipe.num_tokens // TOKENS_PER_STEP,
+        valid=recipe.valid_fraction,
+        seed=recipe.seed,
+    )
+
+
+def _model(recipe: Recipe, sizes: Sizes) -> DecisionModel:
+    if sizes.num_channels is None:
+        raise ValueError("a Decision Transformer reads states; the sizes have no num_channels")
+    names = ("dim", "num_layers", "num_heads", "ffn_dim", "num_tokens")
+    return build_decision(
+        recipe.model,
+        state_dim=sizes.num_channels,
+        action_dim=sizes.num_outputs,
+        sizes={name: getattr(recipe, name) for name in names},
+        dropout=recipe.dropout,
+        max_steps=environment_of(recipe.set_name).longest,
+        options=recipe.attention,
+    )
+
+
+RL = Domain(
+    sets=RL_SETS,
+    make_task=_task,
+    build_model=_model,
+    recipes={"paper": rl_paper, "clean": rl_clean},
+    find=find_rl,
+    prepare=prepare_rl,
+    usage="--agents FOLDER rolls out policies, and prepares that",
+    acts=True,
+)

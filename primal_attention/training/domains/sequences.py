@@ -1,0 +1,78 @@
+"""Models of sequences: the default of a domain, and the attentions that all domains share."""
+
+from torch import nn
+
+from primal_attention.attention.primal.statistics import KSVDLayer
+from primal_attention.models import (
+    Embedding,
+    Encoder,
+    SequenceClassifier,
+    Tower,
+    TwoTowerClassifier,
+    build_attentions,
+)
+from primal_attention.models.leaking import PaddingLeaks
+from primal_attention.tasks import Sizes
+from primal_attention.training.recipe import Recipe
+
+
+def build_sequence_model(recipe: Recipe, sizes: Sizes) -> nn.Module:
+    """Build a ``TwoTowerClassifier`` where the recipe has two towers, else a single classifier."""
+    build = _two_towers if recipe.num_towers == 2 else _one_tower
+    return build(recipe, sizes)
+
+
+def _one_tower(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
+    return SequenceClassifier(
+        *_embedding_and_encoder(recipe, sizes),
+        sizes.num_outputs,
+        pooling=recipe.pooling,
+        num_tokens=sizes.num_tokens,
+        dropout=recipe.dropout,
+        mask_attention=recipe.mask_attention,
+        hidden_dim=recipe.head_hidden_dim,
+    )
+
+
+def _two_towers(recipe: Recipe, sizes: Sizes) -> TwoTowerClassifier:
+    if recipe.head_hidden_dim is None:
+        raise ValueError("two towers have a hidden layer in the head; set head_hidden_dim")
+    tower = Tower(
+        *_embedding_and_encoder(recipe, sizes),
+        pooling=recipe.pooling,
+        num_tokens=sizes.num_tokens,
+        dropout=recipe.dropout,
+        drop_features=False,
+        mask_attention=recipe.mask_attention,
+    )
+    return TwoTowerClassifier(tower, sizes.num_outputs, hidden_dim=recipe.head_hidden_dim)
+
+
+def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[Embedding, Encoder]:
+    attentions = attentions_of(recipe, sizes)
+    embedding = Embedding(
+        recipe.dim,
+        sizes.num_tokens,
+        num_channels=sizes.num_channels,
+        kernel_size=recipe.kernel_size,
+        vocab_size=sizes.vocab_size,
+    )
+    if sizes.vocab_size is not None:  # positions start as symbols do
+        nn.init.normal_(embedding.positions, std=0.02)
+    encoder = Encoder(
+        attentions, recipe.dim, recipe.ffn_dim, norm=recipe.norm, dropout=recipe.dropout
+    )
+    return embedding, encoder
+
+
+def attentions_of(recipe: Recipe, sizes: Sizes, *, causal: bool = False) -> list[nn.Module]:
+    """Build the attention of each layer of a recipe's model."""
+    longest = sizes.num_tokens + (recipe.pooling == "class_token")
+    options = {"max_tokens": longest, **recipe.attention}
+    options["causal"] = causal or options.get("causal", False)
+    attentions = build_attentions(
+        recipe.model, recipe.num_layers, recipe.dim, recipe.num_heads, **options
+    )
+    if recipe.mask_primal:
+        return attentions
+    return [PaddingLeaks(each) if isinstance(each, KSVDLayer) else each for each in attentions]
