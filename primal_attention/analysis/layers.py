@@ -19,8 +19,6 @@ from primal_attention.analysis.primal_runs import PrimalRun
 from primal_attention.analysis.runs import AttendedRun
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.base.qkv import QKVAttention
-from primal_attention.attention.baselines.longformer import LongformerAttention
-from primal_attention.attention.baselines.yoso import YosoAttention
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.patching.adapter import Change, PatchedAttention
 from primal_attention.patching.building import build_layer, resolve_options
@@ -125,19 +123,11 @@ def _own_layers(model: nn.Module) -> tuple[list[Layer], dict[str, str]]:
     for path, module in model.named_modules():
         if isinstance(module, QKVAttention | PrimalAttention):
             name, around = patched.get(module, (path or type(module).__name__, None))
-            if reason := _why_not(module):
+            if reason := module.mechanism.why_no_matrix(module):
                 skipped[name] = reason
             else:
                 found.append(Layer(name, module, patched=around))
     return found, skipped
-
-
-def _why_not(mechanism: Mechanism) -> str | None:
-    if isinstance(mechanism, YosoAttention):
-        return "outputs of yoso are unit vectors, not linear in the values: it has no matrix"
-    if isinstance(mechanism, LongformerAttention) and mechanism.has_global_rows:
-        return "longformer with global tokens has two sets of projections; num_global_tokens=0"
-    return None
 
 
 def _beside(site: Site) -> Layer:

@@ -14,11 +14,6 @@ from torch import Tensor
 from primal_attention.analysis.matrices import HeadMatrices
 from primal_attention.analysis.probing import attention_matrix
 from primal_attention.attention.base.qkv import QKVAttention
-from primal_attention.attention.baselines.cosformer import CosformerAttention
-from primal_attention.attention.baselines.linear import LinearAttention
-from primal_attention.attention.baselines.linformer import LinformerAttention
-from primal_attention.attention.baselines.performer import PerformerAttention
-from primal_attention.attention.svr.linear_bn import LinearBNAttention
 
 
 class AttendedSequence(NamedTuple):
@@ -62,24 +57,10 @@ class AttendedRun:
             out = self.layer.attend(q[None], k[None], values.transpose(0, 1)[None], None, None)
             return out[0].transpose(0, 1)
 
-        return attention_matrix(
-            attend, v.transpose(0, 1), len(q), rank_bound(self.layer), crossing=self.crossing
-        )
+        bound = self.layer.mechanism.largest_rank(self.layer)
+        return attention_matrix(attend, v.transpose(0, 1), len(q), bound, crossing=self.crossing)
 
 
 def real(z: Tensor, mask: Tensor | None, b: int) -> Tensor:
     """The real tokens of sequence b."""
     return z[b] if mask is None else z[b, mask[b].to(z.device)]
-
-
-def rank_bound(layer: QKVAttention) -> int | None:
-    """What the rank of a mechanism's matrix is at most; None where tokens alone bound it."""
-    if layer.causal:  # the triangle of a product of features has any rank
-        return None
-    if isinstance(layer, LinearAttention | LinearBNAttention):
-        return layer.features.feature_dim
-    if isinstance(layer, PerformerAttention):
-        return layer.feature_map.feature_dim
-    if isinstance(layer, CosformerAttention):
-        return 2 * layer.head_dim
-    return layer.num_projected if isinstance(layer, LinformerAttention) else None

@@ -1,9 +1,12 @@
 """Attention layers [B, N, D] -> [B, N, D] and the registry that builds them by name."""
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
+from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.validation import check_choice
 from primal_attention.attention.baselines.cosformer import CosformerAttention
 from primal_attention.attention.baselines.flow import FlowAttention
@@ -46,9 +49,28 @@ ATTENTIONS: dict[str, type[nn.Module]] = {
 
 
 def build_attention(name: str, dim: int, num_heads: int, **options: Any) -> nn.Module:
-    """The mechanism of that name; an option it does not have is a TypeError."""
+    """Build the mechanism of that name; an option it does not have is a TypeError."""
     check_choice("name", name, ATTENTIONS)
     return ATTENTIONS[name](dim, num_heads, **options)
 
 
-__all__ = ["ATTENTIONS", "PrimalAttention", "build_attention"]
+def card_of(name: str) -> Mechanism:
+    """Return what a mechanism is and can do."""
+    card: Mechanism = getattr(ATTENTIONS[name], "mechanism", Mechanism("unknown", "unknown"))
+    return card
+
+
+def options_of(name: str) -> Mapping[str, inspect.Parameter]:
+    """Return the options of a mechanism's constructor."""
+    parameters = dict(inspect.signature(ATTENTIONS[name]).parameters)
+    del parameters["dim"], parameters["num_heads"]
+    return parameters
+
+
+__all__ = [
+    "ATTENTIONS",
+    "PrimalAttention",
+    "build_attention",
+    "card_of",
+    "options_of",
+]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention
+from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention, card_of
 from primal_attention.attention.primal import PrimalTimeAttention
 from primal_attention.benchmarking.layers import (
     OpAlone,
@@ -23,7 +23,6 @@ from primal_attention.benchmarking.layers import (
 )
 from primal_attention.benchmarking.released import ReleasedArithmetic
 
-_BOUNDED = ("linformer", "reformer", "cosformer")  # these are told the longest sequence
 _LANDMARKS = 10  # of a direction, as PrimalAttention has it
 
 
@@ -141,7 +140,7 @@ def _released(*, causal: bool) -> Entry:
 
 def _registered(name: str, *, causal: bool) -> Entry:
     def build(sizes: Sizes, x: Tensor) -> nn.Module:
-        options = {"max_tokens": sizes.n} if name in _BOUNDED else {}
+        options = {"max_tokens": sizes.n} if card_of(name).needs_max_tokens else {}
         forms = {"causal": True} if causal else {}
         return OutputsOf(build_attention(name, sizes.dim, sizes.heads, **forms, **options))
 
@@ -162,10 +161,10 @@ def _foreign(mechanism: str, layer: str) -> Entry:
 
 def _others() -> Iterable[Entry]:
     """The other mechanisms of the registry with default options, in both forms."""
-    for name, kind in ATTENTIONS.items():
+    for name in ATTENTIONS:
         if name not in ("primal", "primal_time", "softmax"):
             yield _registered(name, causal=False)
-            if getattr(kind, "mechanism").causal:  # noqa: B009 - not every nn.Module has one
+            if card_of(name).causal:
                 yield _registered(name, causal=True)
 
 

@@ -1,12 +1,11 @@
 """What training, evaluation and sweeps share: recipes, data and run directories."""
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from primal_attention.attention import ATTENTIONS
+from primal_attention.attention import options_of
 from primal_attention.cli.mistakes import naming
 from primal_attention.models.stacks import mechanism_of
 from primal_attention.tasks import Sizes, Task
@@ -35,7 +34,7 @@ def _check_option(key: str, model: str) -> None:
     """An option of the mechanism is one that it has."""
     prefix, dot, option = key.partition(".")
     mechanism = mechanism_of(model)
-    names = set(inspect.signature(ATTENTIONS[mechanism]).parameters) - {"dim", "num_heads"}
+    names = options_of(mechanism)
     if prefix == "attention" and dot and option not in names:
         hint = nearest(option, sorted(names))
         raise ValueError(f"{mechanism} attention has no option {option!r}; {hint}")

@@ -1,11 +1,10 @@
 """Which attention stands in which layer: the names of models as lists of mechanisms."""
 
-import inspect
 from typing import Any
 
 from torch import nn
 
-from primal_attention.attention import ATTENTIONS, build_attention
+from primal_attention.attention import ATTENTIONS, build_attention, options_of
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.primal import KSVDLayer
 
@@ -73,13 +72,9 @@ def build_attentions(
     name = mechanism_of(model)
     if causal and name == "primal":
         options = {"weights": "static", **options}
-    if max_tokens is not None and _has_max_tokens(name):
+    if max_tokens is not None and "max_tokens" in options_of(name):
         options = {"max_tokens": max_tokens, **options}
     return [
         build_attention(each, dim, num_heads, causal=causal, **(options if each == name else {}))
         for each in layer_names(model, num_layers)
     ]
-
-
-def _has_max_tokens(name: str) -> bool:
-    return "max_tokens" in inspect.signature(ATTENTIONS[name]).parameters

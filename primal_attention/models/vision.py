@@ -3,14 +3,13 @@
 Letters: B pictures, S pixels of a side, K classes.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention import ATTENTIONS
+from primal_attention.attention import options_of
 from primal_attention.models.stacks import is_of_last_layer, mechanism_of
 from primal_attention.patching.patch import patch
 
@@ -92,7 +91,7 @@ def build_pictures(
     )
     mechanism = mechanism_of(model)
     if model != "softmax" or options:
-        if "max_tokens" in inspect.signature(ATTENTIONS[mechanism]).parameters:
+        if "max_tokens" in options_of(mechanism):
             options = {"max_tokens": num_tokens(image, size), **options}
         patch(host, mechanism, -1 if is_of_last_layer(model) else "all", **options)
     return PictureClassifier(host, *statistics)

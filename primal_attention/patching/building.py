@@ -1,31 +1,28 @@
 """From the parts of a host's attention to the layer that replaces it."""
 
-import inspect
 from typing import Any
 
 import torch
 from torch import nn
 
-from primal_attention.attention import ATTENTIONS, build_attention
+from primal_attention.attention import ATTENTIONS, build_attention, card_of, options_of
 from primal_attention.attention.base.validation import check_choice
 from primal_attention.patching.adapter import Change, PatchedAttention, Record
 from primal_attention.patching.crossing import check_crossing
 from primal_attention.patching.projections import Parts
 from primal_attention.patching.sites import Site
 
-_IDENTITY_START = {"beta": 0.0, "rescale": False, "learnable_beta": True}
-"""Attention-BN that begins as the softmax attention it replaces, and learns to leave it."""
-
 
 def resolve_options(attention: str, options: dict[str, Any], parts: Parts) -> dict[str, Any]:
     """All options of the mechanism: those given, and what the host says of the others."""
     check_choice("attention", attention, ATTENTIONS)
-    known = inspect.signature(ATTENTIONS[attention]).parameters
+    known = options_of(attention)
     defaults: dict[str, Any] = {"causal": parts.causal, "dropout": parts.dropout}
     if "max_tokens" in known and parts.max_tokens is not None:
         defaults["max_tokens"] = parts.max_tokens
-    if attention.startswith("softmax") and "beta" in known and not options.keys() & _IDENTITY_START:
-        defaults |= _IDENTITY_START
+    start = card_of(attention).softmax_start
+    if start is not None and not options.keys() & start.keys():
+        defaults |= start  # begin as the softmax attention that is replaced
     resolved = defaults | options
     if attention == "primal" and resolved["causal"]:
         resolved.setdefault("weights", "auto")
@@ -41,7 +38,7 @@ def build_layer(
     with torch.device(weight.device):
         mechanism: Any = build_attention(attention, parts.dim, parts.num_heads, **options)
     if parts.cross:
-        check_crossing(attention, options, has_cross=mechanism.mechanism.cross)
+        check_crossing(attention, mechanism)
     mechanism.to(weight.dtype)
     for name, affine in zip("qkv", (parts.q, parts.k, parts.v), strict=True):
         for own in (f"{name}_proj", f"{name}_global"):

@@ -5,7 +5,6 @@ columns stand for, and ``results.csv``, our runs. A run counts in a cell if its 
 of the named recipe with the settings of the cell; nothing else is mixed in.
 """
 
-import inspect
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from primal_attention.attention import ATTENTIONS
+from primal_attention.attention import options_of
 from primal_attention.models.stacks import MODELS, mechanism_of
 from primal_attention.training.domains import find_recipe
 from primal_attention.training.intervals import Estimate, average, estimate
@@ -307,7 +306,7 @@ def _as_dict(settings: str, model: str, ignored: Collection[str] = ()) -> dict[s
 @cache
 def _defaults(model: str) -> dict[str, str]:
     """The options of a model's mechanism, as settings."""
-    parameters = inspect.signature(ATTENTIONS[mechanism_of(model)]).parameters
+    parameters = options_of(mechanism_of(model))
     return {f"attention.{name}": _text(each.default) for name, each in parameters.items()}
 
 

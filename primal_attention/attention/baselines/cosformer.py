@@ -64,6 +64,9 @@ class CosformerAttention(DecodingAttention):
         causal=True,
         cross=True,
         decode="sums of features and of features times values, number of tokens",
+        needs_max_tokens=True,
+        rank_bound=lambda layer: 2 * layer.head_dim,
+        sums_over_queries=lambda layer: True,
     )
     contract_exemptions: ClassVar[dict[str, str]] = {
         "autocast": "the gradient of relu jumps where rounding moves a feature across 0: outputs "

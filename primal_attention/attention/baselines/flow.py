@@ -54,7 +54,12 @@ class FlowAttention(DecodingAttention):
     """
 
     mechanism = Mechanism(
-        "Wu et al., 2022", "N", causal=True, cross=True, decode="sums of constant size"
+        "Wu et al., 2022",
+        "N",
+        causal=True,
+        cross=True,
+        decode="sums of constant size",
+        sums_over_queries=lambda layer: True,
     )
 
     def attend(

@@ -62,6 +62,7 @@ class LinearAttention(DecodingAttention, TimedLayer):
         causal=True,
         cross=True,
         decode="sums of features and of features times values",
+        rank_bound=lambda layer: layer.features.feature_dim,
     )
 
     def __init__(  # noqa: PLR0913 - each option is a line of the docstring above

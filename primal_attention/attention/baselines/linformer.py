@@ -35,7 +35,14 @@ class LinformerAttention(QKVAttention):
         bias: Whether the projections have a bias.
     """
 
-    mechanism = Mechanism("Wang et al., 2020", "N", cross=True, fused="SDPA")
+    mechanism = Mechanism(
+        "Wang et al., 2020",
+        "N",
+        cross=True,
+        fused="SDPA",
+        needs_max_tokens=True,
+        rank_bound=lambda layer: layer.num_projected,
+    )
 
     def __init__(
         self,

@@ -24,6 +24,8 @@ from primal_attention.attention.baselines.blocks import (
 from primal_attention.attention.baselines.softmax import softmax_attention
 from primal_attention.precision import accumulate
 
+_TWO_PROJECTIONS = "longformer with global tokens has two sets of projections; num_global_tokens=0"
+
 
 class WindowCache(NamedTuple):
     """Keys and values of the last tokens and of the global ones, in at least float32."""
@@ -63,6 +65,7 @@ class LongformerAttention(DecodingAttention):
         causal=True,
         decode="keys and values of the last w tokens and of the global ones",
         fused="SDPA",
+        no_matrix=lambda layer: _TWO_PROJECTIONS if layer.has_global_rows else None,
     )
 
     def __init__(

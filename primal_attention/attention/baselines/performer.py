@@ -61,6 +61,7 @@ class PerformerAttention(DecodingAttention):
         causal=True,
         cross=True,
         decode="sums of features and of features times values",
+        rank_bound=lambda layer: layer.feature_map.feature_dim,
     )
 
     def __init__(

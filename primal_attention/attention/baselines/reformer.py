@@ -61,7 +61,7 @@ class ReformerAttention(SharedQKAttention):
     the buffer ``rotations``.
     """
 
-    mechanism = Mechanism("Kitaev et al., 2020", "N log N", causal=True)
+    mechanism = Mechanism("Kitaev et al., 2020", "N log N", causal=True, needs_max_tokens=True)
     rotations: Tensor  # [H, R, C, K]
 
     def __init__(

@@ -59,7 +59,14 @@ class YosoAttention(QKVAttention):
     of the buffer ``planes``, which only ``hashes`` has.
     """
 
-    mechanism = Mechanism("Zeng et al., 2021", "N^2, or N by hashes", cross=True)
+    mechanism = Mechanism(
+        "Zeng et al., 2021",
+        "N^2, or N by hashes",
+        cross=True,
+        no_matrix=lambda layer: (
+            "outputs of yoso are unit vectors, not linear in the values: it has no matrix"
+        ),
+    )
     contract_exemptions: Mapping[str, str] = MappingProxyType(
         {
             "gradients": "the published lower bound; the derivative is infinite where q = k",

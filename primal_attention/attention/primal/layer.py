@@ -99,7 +99,12 @@ class PrimalAttention(KSVDLayer, TimedLayer):
     """
 
     mechanism = Mechanism(
-        "Chen et al., 2023", "N", causal=True, cross=True, decode="two sums of constant size"
+        "Chen et al., 2023",
+        "N",
+        causal=True,
+        cross=True,
+        decode="two sums of constant size",
+        sums_over_queries=lambda layer: layer.weights == "dual",
     )
 
     def __init__(  # noqa: PLR0913 - each option is a line of the docstring above

@@ -42,7 +42,12 @@ class LinearBNAttention(QKVAttention):
         bias: Whether the projections have a bias.
     """
 
-    mechanism = Mechanism("Nguyen et al., 2023", "N", cross=True)
+    mechanism = Mechanism(
+        "Nguyen et al., 2023",
+        "N",
+        cross=True,
+        rank_bound=lambda layer: layer.features.feature_dim,
+    )
 
     def __init__(  # noqa: PLR0913 - each option is a line of the docstring above
         self,

@@ -63,6 +63,7 @@ class SoftmaxBNAttention(DecodingAttention):
         cross=True,
         decode="keys, values, moments of the keys",
         fused="SDPA",
+        softmax_start={"beta": 0.0, "rescale": False, "learnable_beta": True},
     )
 
     def __init__(  # noqa: PLR0913 - each option is a line of the docstring above

@@ -35,6 +35,10 @@ class SoftmaxBNSHAttention(SoftmaxSHAttention):
         bias: Whether the projections have a bias.
     """
 
+    mechanism = SoftmaxSHAttention.mechanism._replace(
+        softmax_start={"beta": 0.0, "rescale": False, "learnable_beta": True}
+    )
+
     def __init__(  # noqa: PLR0913 - each option is a line of the docstring above
         self,
         dim: int,

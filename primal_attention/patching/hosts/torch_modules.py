@@ -92,8 +92,7 @@ class TorchAttention(PatchedAttention):
         x, context = self._batched(query), self._batched(key)
         mask = _merged(attn_mask, key_padding_mask, x.shape[0], self.num_heads)
         if crossing:
-            record, has_cross = self.record, self.mechanism.mechanism.cross
-            check_crossing(record.attention, record.options, has_cross=has_cross)
+            check_crossing(self.record.attention, self.mechanism)
             y = self.mechanism(x, context, context_mask=_expanded(context_mask_of(mask), context))
         else:
             y = self.mechanism(x, token_mask=self._token_mask(mask, x))
