@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from torch import Tensor, nn
 
-from primal_attention.attention import ATTENTIONS, build_attention, card_of
+from primal_attention.attention import ATTENTIONS, build_attention
 from primal_attention.attention.primal.statistics import KSVDLayer
 from primal_attention.cli.mistakes import naming
 from primal_attention.objectives import ksvd_loss
@@ -102,7 +102,8 @@ def _forms(name: str, causal: bool | None, dim: int, heads: int) -> Iterator[Can
     if not causal:
         factory = partial(build_attention, name, dim, heads)
         yield Candidate(name, factory, False, dim, objective)
-    if causal is False or not card_of(name).causal:
+    mechanism = getattr(ATTENTIONS[name], "mechanism", None)
+    if causal is False or mechanism is None or not mechanism.causal:
         return
     for options in _CAUSAL_FORMS.get(name, [{}]):
         label = " ".join([name, "causal", *options.values()])

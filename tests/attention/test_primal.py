@@ -200,3 +200,38 @@ def test_dropout_acts_on_outputs_in_training_only():
     kept = dropped != 0
     assert 0.3 < kept.double().mean() < 0.7
     assert_close(dropped[kept], 2 * want[kept])
+
+
+@pytest.mark.parametrize("feature_map", ["cosine", "exponential"])
+@pytest.mark.parametrize("mask", ["none", "holes"])
+def test_features_and_weights_give_the_outputs(form, feature_map, mask):
+    layer, x = build(**form, feature_map=feature_map).eval(), randn(B, N, D)
+    token_mask = MASKS[mask]
+    if mask == "holes":
+        x = torch.where(token_mask[..., None], x, torch.nan)
+    given = layer.features_and_weights(x, token_mask=token_mask)
+    w_e, w_r = given.w_e_given_x, given.w_r_given_x
+    e, r = given.phi_q @ w_e, given.phi_k_at_x @ w_r
+    if given.h is not None and layer.causal:  # outputs take means up to the token
+        counts = torch.ones(B, N) if token_mask is None else token_mask.double()
+        kernel = given.phi_q @ given.phi_k.mT / counts.cumsum(1).clamp(min=1)[:, None, :, None]
+        e = kernel.tril() @ given.h[1]
+        r = (given.phi_k @ given.phi_q.mT).tril() @ given.h[0]
+        r = r / counts.cumsum(1).clamp(min=1)[:, None, :, None]
+    heads = layer.score_proj(torch.cat((e, r), -1).transpose(1, 2))
+    y = layer.out_proj(heads.flatten(-2))
+    y = y if token_mask is None else torch.where(token_mask[..., None], y, 0.0)
+    assert_close(layer(x, token_mask=token_mask), y)
+    if given.h is not None and token_mask is None:
+        assert_close(w_e, given.phi_k.mT @ given.h[1] / N)
+        assert_close(w_r, given.phi_q.mT @ given.h[0] / N)
+
+
+def test_features_and_weights_of_a_context():
+    for weights in ("sampled", "dual"):
+        layer, x, context = build(weights=weights).eval(), randn(B, N, D), randn(B, 5, D)
+        given = layer.features_and_weights(x, context)
+        assert given.phi_k.shape[2] == 5
+        scores = given.phi_q @ given.w_e_given_x, given.phi_k_at_x @ given.w_r_given_x
+        heads = layer.score_proj(torch.cat(scores, -1).transpose(1, 2))
+        assert_close(layer(x, context), layer.out_proj(heads.flatten(-2)))

@@ -213,18 +213,12 @@ def test_a_padded_token_lets_no_time_pass(causal):
 def test_rotary_positions_make_the_kernel_depend_on_distances():
     layer = build(**{**FULL, "decay": None, "feature_map": "identity"}).eval()
     same = randn(1, 1, DIM).expand(1, N, DIM)
-    phi_q, phi_k = layer.kernel_features(*[_tokens(same)] * 2).unbind()
-    kernel = (phi_q @ phi_k.mT)[:, 0]
+    given = layer.features_and_weights(same)
+    kernel = (given.phi_q @ given.phi_k.mT)[0]
     for offset in (-3, 0, 5):
         diagonal = kernel.diagonal(offset, -2, -1)
         assert_close(diagonal, diagonal[..., :1].expand_as(diagonal))
     assert (kernel[..., 0, 3] - kernel[..., 0, 7]).abs().min() > 1e-3
-
-
-def _tokens(x):
-    from primal_attention.attention.base.masks import Tokens
-
-    return Tokens(x, None)
 
 
 @pytest.mark.parametrize("weights", ["static", "sampled"])

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.masks import check_inputs, zero_padding
-from primal_attention.attention.primal.sides import causal_sides, kernel_sides
-from primal_attention.attention.primal.state import PrimalState
+from primal_attention.attention.primal.kernel import PrimalState, causal_sides, kernel_sides
 from primal_attention.ops.primal import Sides, both_sides, features
 from primal_attention.precision import accumulate
 

@@ -30,6 +30,14 @@ from primal_attention.attention.base.validation import (
     check_sizes,
 )
 from primal_attention.attention.primal.fold import FoldedPrimalAttention, fold_static
+from primal_attention.attention.primal.kernel import (
+    FeaturesAndWeights,
+    Past,
+    PrimalState,
+    causal_sides,
+    features_and_weights,
+    kernel_sides,
+)
 from primal_attention.attention.primal.packed_sequences import (
     Padding,
     Sequences,
@@ -37,8 +45,6 @@ from primal_attention.attention.primal.packed_sequences import (
     packed_sequences,
 )
 from primal_attention.attention.primal.released import read_released
-from primal_attention.attention.primal.sides import Past, causal_sides, kernel_sides
-from primal_attention.attention.primal.state import PrimalState
 from primal_attention.attention.primal.statistics import KernelSums, KSVDLayer, KSVDStatistics
 from primal_attention.attention.primal.weights import check_weights
 from primal_attention.feature_maps import FeatureMapSpec
@@ -49,12 +55,11 @@ from primal_attention.ops.op import may_run_fused
 from primal_attention.ops.primal import (
     Sides,
     both_sides,
-    features,
     primal_scores,
     weights_given_x,
     with_features,
 )
-from primal_attention.precision import accumulate, autocast_dtype
+from primal_attention.precision import accumulate, accumulation_dtype, autocast_dtype
 
 
 class PrimalAttention(KSVDLayer, TimedLayer):
@@ -316,15 +321,43 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             self.init_state(1) if self.causal else None,
         )
 
-    def kernel_features(self, tokens: Tokens, source: Tokens) -> Tensor:
-        """Features [2, H, B, N, P] of both sides of the kernel at the tokens; queries first."""
-        here, _ = self._sides(tokens)
-        if self.causal:
-            here, _ = causal_sides(self.features, here, None, static=self.weights == "static")
-        else:
-            there, _ = (here, None) if source is tokens else self._sides(source)
-            here, _ = kernel_sides(self.features, here, there)
-        return features(here.z, here.maps, here.mask)
+    def features_and_weights(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        token_mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FeaturesAndWeights:
+        """Return the kernel of an evaluation pass: features, weights and dual variables.
+
+        The features of a causal layer with static weights are those of its running means; dual
+        weights are means over all tokens. What follows the projections is computed in ``dtype``,
+        in at least float32 by default.
+        """
+        check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
+        tokens = self._tokens(x, token_mask)
+        here, source = self._sides(tokens)[0], tokens
+        there = here
+        if context is not None:
+            self._check_context()
+            source = self._tokens(context, context_mask)
+            there = self._sides(source)[0]
+        parameters = None if self.weights == "dual" else (self.w_e, self.w_r)
+        rows = None
+        if self.weights == "sampled":
+            rows = choose_landmarks(source.x, self.num_landmarks, token_mask=source.mask).rows()
+        return features_and_weights(
+            self.features,
+            here,
+            there,
+            parameters,
+            rows,
+            self.lambda_diag,
+            causal=self.causal,
+            dtype=dtype or accumulation_dtype(x.dtype),
+        )
 
     def extra_repr(self) -> str:
         """The sizes and choices, for printing."""

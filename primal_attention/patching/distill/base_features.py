@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
-from primal_attention.attention.base.masks import Tokens, real_tokens
-from primal_attention.attention.primal import PrimalAttention
-from primal_attention.ops.landmarks import landmarks
+from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.primal import FeaturesAndWeights, PrimalAttention
+from primal_attention.ops.causal import token_counts
 
 _NUM_WAVES = 16
 _SIDES = {"both": ("e", "r"), "e": ("e",), "r": ("r",)}
@@ -63,20 +63,21 @@ def base_features(layer: PrimalAttention, basis: Tensor, x: Tensor, **masks: Any
         x: Its input.
         **masks: The other arguments of its forward pass.
     """
-    tokens, source = _inputs(x, **masks)
-    phi_q, phi_k = _both_sides(layer, tokens, source)
-    if layer.weights == "static":
-        e, r = phi_q, phi_k
-    elif layer.weights == "sampled":
-        rows = landmarks(source.x, layer.num_landmarks, token_mask=source.mask)
-        x_given = einsum(_heads(layer, rows), basis, "b m h p, h m r -> b h p r")
-        e, r = (einsum(phi, x_given, "b n h p, b h p r -> b n h r") for phi in (phi_q, phi_k))
+    given = layer.features_and_weights(x, **masks)
+    if layer.weights == "dual":
+        x = zero_padding(x, given.token_mask)
+        x = x if layer.h_proj.bias is None else F.pad(x, (0, 1), value=1.0)
+        values = einsum(x, basis, "b n d, h d r -> b h n r")
+        kernel = given.phi_q @ given.phi_k.mT
+        e, r = (_means(each, values, given, causal=layer.causal) for each in (kernel, kernel.mT))
     else:
-        x = tokens.x if layer.h_proj.bias is None else F.pad(tokens.x, (0, 1), value=1.0)
-        values = einsum(x, basis, "b n d, h d r -> b n h r")
-        seen = _seen(tokens, causal=layer.causal)
-        e, r = _means(phi_q, phi_k, values, seen), _means(phi_k, phi_q, values, seen)
-    return torch.stack([{"e": e, "r": r}[side] for side in _SIDES[layer.scores]], dim=3)
+        e, r = given.phi_q, given.phi_k_at_x
+        if given.x_sampled is not None:
+            x_given = given.x_sampled.mT @ basis.to(e.dtype)
+            e, r = e @ x_given, r @ x_given
+    sides = {"e": e, "r": r}
+    stacked = torch.stack([sides[side] for side in _SIDES[layer.scores]])
+    return rearrange(stacked, "side b h n r -> b n h side r")
 
 
 @torch.no_grad()
@@ -100,41 +101,9 @@ def _waves(length: int) -> Tensor:
     return F.normalize(waves, dim=0)
 
 
-def _inputs(
-    x: Tensor,
-    context: Tensor | None = None,
-    token_mask: Tensor | None = None,
-    context_mask: Tensor | None = None,
-) -> tuple[Tokens, Tokens]:
-    tokens = real_tokens(x, token_mask)
-    return tokens, tokens if context is None else real_tokens(context, context_mask)
-
-
-def _both_sides(layer: PrimalAttention, tokens: Tokens, source: Tokens) -> tuple[Tensor, Tensor]:
-    """phi_q and phi_k [B, N, H, P] of the tokens, as the layer has them."""
-    phi = layer.kernel_features(tokens, source)
-    phi_q, phi_k = phi.permute(0, 2, 3, 1, 4).unbind()
-    return phi_q, phi_k
-
-
-def _means(near: Tensor, far: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """Means of the values over the tokens that each one sees, weighted by the kernel."""
-    kernel = einsum(near, far, "b i h p, b j h p -> b h i j") * _shares(seen)[:, None]
-    return einsum(kernel, values, "b h i j, b j h r -> b i h r")
-
-
-def _shares(seen: Tensor) -> Tensor:
-    return seen / seen.sum(-1, keepdim=True).clamp(min=1)
-
-
-def _seen(tokens: Tokens, *, causal: bool) -> Tensor:
-    """1 where token i sees token j, [B, N, N]."""
-    B, N, _ = tokens.x.shape
-    seen = tokens.x.new_ones(B, N, N)
-    if tokens.mask is not None:
-        seen = seen * tokens.mask[:, None, :]
-    return seen.tril() if causal else seen
-
-
-def _heads(layer: PrimalAttention, z: Tensor) -> Tensor:
-    return rearrange(z, "b n (h c) -> b n h c", h=layer.num_heads)
+def _means(kernel: Tensor, values: Tensor, given: FeaturesAndWeights, *, causal: bool) -> Tensor:
+    """Means of the values [B, H, N, R] over the tokens that each one sees, by the kernel."""
+    counts = token_counts(values[:, 0], given.token_mask, None)
+    counts = counts if causal else counts[:, -1:]
+    seen = kernel.tril() if causal else kernel
+    return seen @ values / counts.clamp(min=1)[:, None, :, None]
