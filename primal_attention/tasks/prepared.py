@@ -1,71 +1,143 @@
-"""Prepared files: a data set of time series in one `.npz`, which numpy alone reads.
+"""Data sets on disk: a prepared ``<name>.npz``, or else the files as they are handed out."""
 
-The values of all cases stand one after the other, beside the shape and the label of each.
-"""
-
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.array_files import open_arrays, write_arrays
+from primal_attention.array_files import ArrayFile, open_arrays, write_arrays
 from primal_attention.foreign_files import reading
-from primal_attention.tasks.series import LabelledSeries
 
-TrainAndTest: TypeAlias = tuple[LabelledSeries, LabelledSeries]
-
-FORMAT = "primal-attention series, version 1"
-PARTS = ("train", "test")
+Found = TypeVar("Found")
 
 
-def write_prepared(path: Path, parts: TrainAndTest) -> None:
-    """Write both parts; under another name first, so that a file of this name is always whole."""
-    arrays: dict[str, Any] = {"format": np.array(FORMAT)}
-    for name, part in zip(PARTS, parts, strict=True):
-        arrays[f"{name}_shapes"] = np.array([case.shape for case in part.series], dtype=np.int64)
-        arrays[f"{name}_values"] = np.concatenate([case.ravel() for case in part.series])
-        arrays[f"{name}_labels"] = part.labels
-    write_arrays(path, arrays, compressed=True)
+class PreparedSets(ABC, Generic[Found]):
+    """The data sets of one domain: where they lie, and how they are read, written and prepared.
+
+    A set is looked for in a folder that is given, or else in ``<domain>`` in the folder that the
+    environment variable ``PRIMAL_DATA`` names (``data`` where it is not set), then in the folder
+    around it. A prepared file comes first.
+    """
+
+    domain: ClassVar[str]  # the folder of its sets
+    format: ClassVar[str]  # of prepared files
+    kind: ClassVar[str]  # what a prepared file is, and how to write it anew, of a {name}
+    remedy: ClassVar[str]
+    compressed: ClassVar[bool] = False
+    looks_around: ClassVar[bool] = True  # whether the folder around the domain's is searched
+
+    def load(self, name: str, folder: Path | None = None) -> Found:
+        """Read a set from its prepared file, or else from its files.
+
+        Args:
+            name: Of the set.
+            folder: Where to look first and only; by default the folder of the domain.
+        """
+        place = self.find(name, folder)
+        if place is None:
+            return self.fetch(name, folder)
+        if place.name == f"{name}.npz":
+            return self.read(place, name)
+        return self.read_files(name, place)
+
+    def find(self, name: str, folder: Path | None = None) -> Path | None:
+        """Return the file or folder that a set would be loaded from, None if it is not there."""
+        self.check_name(name)
+        prepared = (each / f"{name}.npz" for each in self.folders(folder))
+        return next((path for path in prepared if path.is_file()), self.find_files(name, folder))
+
+    def prepare(self, name: str, folder: Path | None = None, out: Path | None = None) -> Path:
+        """Write a set to ``<out>/<name>.npz``, which loads fast and without any other package.
+
+        Args:
+            name: Of the set.
+            folder: Where its files are; a prepared file there is not read.
+            out: Where to write; the folder by default.
+        """
+        self.check_name(name)
+        place = self.find_files(name, folder)
+        found = self.fetch(name, folder) if place is None else self.read_files(name, place)
+        path = self.target(name, folder, out)
+        self.write(path, found)
+        return path
+
+    def folders(self, folder: Path | None = None) -> list[Path]:
+        """List where to look; prepared files are written to the first."""
+        if folder is not None:
+            return [Path(folder)]
+        data = Path(os.environ.get("PRIMAL_DATA", "data"))
+        return [data / self.domain, data] if self.looks_around else [data / self.domain]
+
+    def target(self, name: str, folder: Path | None, out: Path | None) -> Path:
+        """Return where the prepared file of a set is written."""
+        return (self.folders(folder)[0] if out is None else Path(out)) / f"{name}.npz"
+
+    def write(self, path: Path, found: Found) -> None:
+        """Write a prepared file, which is there whole or not at all."""
+        arrays = {"format": np.array(self.format), **self.pack(found)}
+        write_arrays(path, arrays, compressed=self.compressed)
+
+    def read(self, path: Path, name: str | None = None) -> Found:
+        """Read a prepared file.
+
+        Raises:
+            ValueError: Naming the file, what is wrong with it and what to do.
+        """
+        name = path.stem if name is None else name
+        kind, remedy = (each.format(name=name) for each in (self.kind, self.remedy))
+        remedy = f"delete it, and write it anew with {remedy}"
+        with reading(path, f"a whole prepared {kind}", remedy), open_arrays(path) as arrays:
+            if (found := self.format_of(arrays)) != self.format:
+                raise ValueError(f"its format is {found!r}, not {self.format!r}")
+            return self.unpack(arrays, path, name)
+
+    def format_of(self, arrays: ArrayFile) -> Any:
+        """Return the format that a prepared file says it has."""
+        return arrays.text("format")
+
+    def fetch(self, name: str, folder: Path | None) -> Found:
+        """Get a set that is not there; this raises, with what to do, unless a domain can."""
+        raise FileNotFoundError(self.advice(name, folder))
+
+    def check_name(self, name: str) -> None:
+        """Raise unless a set of that name can be; any can, where a domain does not say."""
+        return
+
+    @abstractmethod
+    def find_files(self, name: str, folder: Path | None) -> Path | None:
+        """Return where the files of a set lie as they are handed out, None if nowhere."""
+
+    @abstractmethod
+    def read_files(self, name: str, place: Path) -> Found:
+        """Read a set from its files."""
+
+    @abstractmethod
+    def pack(self, found: Found) -> dict[str, Any]:
+        """Return the arrays of a prepared file."""
+
+    @abstractmethod
+    def unpack(self, arrays: ArrayFile, path: Path, name: str) -> Found:
+        """Make the set of its arrays, which have to fit each other."""
+
+    @abstractmethod
+    def advice(self, name: str, folder: Path | None) -> str:
+        """Say what to do about a set that is not there."""
 
 
-def read_prepared(path: Path) -> TrainAndTest:
-    """Both parts, bit for bit as they were written."""
-    remedy = (
-        f"delete it, and write it anew with prepare_uea({path.stem!r}, <folder of the .ts files>)"
-    )
-    with reading(path, "a whole prepared data set", remedy), open_arrays(path) as arrays:
-        if (found := arrays.text("format")) != FORMAT:
-            raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
-        train, test = (
-            _unpacked(*(arrays[f"{name}_{key}"] for key in ("shapes", "values", "labels")))
-            for name in PARTS
-        )
-        check_channels(path, train, test)
-    return train, test
+def sha256_of(head: str, arrays: Iterable[NDArray[Any]]) -> str:
+    """Compute the checksum of a text and the arrays after it."""
+    digest = hashlib.sha256(head.encode())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
-def check_channels(path: Path, train: LabelledSeries, test: LabelledSeries) -> None:
-    """Both parts have the same channels."""
-    numbers = [len(part.series[0]) for part in (train, test)]
-    if numbers[0] != numbers[1]:
-        raise ValueError(f"{path}: {numbers[0]} channels in train, {numbers[1]} in test")
-
-
-def _unpacked(
-    shapes: NDArray[np.int64], values: NDArray[np.float32], labels: NDArray[np.str_]
-) -> LabelledSeries:
-    """The cases of one part; the arrays have to fit each other."""
-    if shapes.dtype != np.int64 or shapes.ndim != 2 or shapes.shape[1] != 2 or not len(shapes):
-        raise ValueError("the shapes of its cases are wrong")
-    # one larger than all values is wrong, and its product could be too large a number
-    if shapes.min() < 1 or shapes.max() > values.size or np.ptp(shapes[:, 0]):
-        raise ValueError("the shapes of its cases are wrong")
-    sizes = shapes.prod(axis=1)
-    if values.dtype != np.float32 or values.shape != (sum(sizes.tolist()),):
-        raise ValueError("its values do not fit the shapes of its cases")
-    if labels.dtype.kind != "U" or labels.shape != (len(shapes),):
-        raise ValueError("its labels are not one string a case")
-    cases = np.split(values, np.cumsum(sizes)[:-1])
-    series = [case.reshape(shape) for case, shape in zip(cases, shapes, strict=True)]
-    return LabelledSeries(series, labels)
+def check_sha256(found: str, told: str) -> None:
+    """Raise where a checksum is not the one that was written."""
+    if found != told:
+        raise ValueError(f"its checksum is {found[:12]}…, not {told[:12]}… as it says")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from primal_attention.tasks import LabelledSeries, load_uea
-from primal_attention.tasks.prepared import write_prepared
+from primal_attention.tasks.uea import UEA
 
 from .command import primal, told
 
@@ -51,7 +51,7 @@ def test_evaluation_finds_what_training_found(trained, split, key):
 def test_evaluation_refuses_other_data(trained, tmp_path):
     train, test = load_uea("JapaneseVowels")
     other = LabelledSeries([2 * case for case in train.series], train.labels)
-    write_prepared(tmp_path / "other" / "JapaneseVowels.npz", (other, test))
+    UEA.write(tmp_path / "other" / "JapaneseVowels.npz", (other, test))
     result = primal("evaluate", trained, "--data", tmp_path / "other")
     assert result.exit_code == 2
     assert "not those that the model was trained on" in told(result)

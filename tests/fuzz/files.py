@@ -62,8 +62,8 @@ from primal_attention.tasks.offline_rl.agents import Agent  # noqa: E402
 from primal_attention.tasks.offline_rl.minari_files import write_minari  # noqa: E402
 from primal_attention.tasks.offline_rl.prepared import write_trajectories  # noqa: E402
 from primal_attention.tasks.offline_rl.simulators import make_environment  # noqa: E402
-from primal_attention.tasks.prepared import write_prepared as write_series  # noqa: E402
 from primal_attention.tasks.series import LabelledSeries  # noqa: E402
+from primal_attention.tasks.uea import UEA  # noqa: E402
 from primal_attention.training import Recipe  # noqa: E402
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint  # noqa: E402
 from primal_attention.training.progress import Outcome  # noqa: E402
@@ -103,7 +103,7 @@ def _ts(folder: Path) -> None:
 def _series(folder: Path) -> None:
     labels = np.array(["a", "b"] * 2)
     parts = [LabelledSeries(make_series((7, 5, 11, 6), seed=seed), labels) for seed in (1, 2)]
-    write_series(folder / "Toy.npz", (parts[0], parts[1]))
+    UEA.write(folder / "Toy.npz", (parts[0], parts[1]))
 
 
 def _lra(name: str, *, pairs: bool, symbols: int, classes: int) -> Callable[[Path], None]:
@@ -282,6 +282,9 @@ READERS: dict[str, Reader] = {
     "text": Reader(
         lambda folder: write_text(folder / "wikitext-2"),
         lambda folder: language_task("wikitext-2", folder=folder, num_tokens=16),
+    ),
+    "text, reviews": Reader(
+        _imdb, lambda folder: language_task("imdb", folder=folder, num_tokens=16), "*_*.txt"
     ),
     "text, prepared": Reader(
         _prepared_text, lambda folder: language_task("wikitext-2", folder=folder, num_tokens=16)

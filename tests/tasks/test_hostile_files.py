@@ -17,8 +17,8 @@ from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
 from primal_attention.tasks.offline_rl import load_rl
 from primal_attention.tasks.offline_rl.minari_files import write_minari
 from primal_attention.tasks.offline_rl.simulators import make_environment
-from primal_attention.tasks.prepared import write_prepared as write_series
 from primal_attention.tasks.series import LabelledSeries
+from primal_attention.tasks.uea import UEA
 
 from .toy_pictures import write_pictures
 from .toy_rl import HOPPER, trajectories
@@ -243,7 +243,7 @@ def test_sizes_of_series_that_are_absurd_are_refused(tmp_path):
 def test_one_long_case_does_not_make_padding_of_all_memory(tmp_path):
     series = [np.zeros((1, 2**14), np.float32)] + [np.zeros((1, 1), np.float32)] * 2**15
     part = LabelledSeries(series, np.array(["a", "b"] * (len(series) // 2) + ["a"]))
-    write_series(tmp_path / "Toy.npz", (part, part))
+    UEA.write(tmp_path / "Toy.npz", (part, part))
     with pytest.raises(ValueError, match=r"Toy\.npz is not .* up to 16384 time steps.* 2 GiB"):
         uea_task("Toy", folder=tmp_path, valid="test", seed=0)
 
@@ -254,7 +254,7 @@ def test_series_that_no_task_can_take_are_named(tmp_path):
     other = LabelledSeries(good.series, np.array(["a", "c"]))
     infinite = LabelledSeries([np.full((3, 4), np.inf, np.float32)] * 2, labels)
     for test, message in ((other, r"labels \['c'\]"), (infinite, "infinite")):
-        write_series(tmp_path / "Toy.npz", (good, test))
+        UEA.write(tmp_path / "Toy.npz", (good, test))
         with pytest.raises(ValueError, match=rf"Toy\.npz is not a data set .*{message}"):
             uea_task("Toy", folder=tmp_path, valid="test", seed=0)
         with pytest.raises(ValueError, match=rf"^mine is not a data set .*{message}"):

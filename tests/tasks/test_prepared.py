@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from primal_attention.tasks import LabelledSeries
-from primal_attention.tasks.prepared import read_prepared, write_prepared
+from primal_attention.tasks.uea import UEA
 
 from .toy_series import NAN, make_series
 
@@ -22,7 +22,7 @@ def parts():
 
 @pytest.fixture
 def path(tmp_path, parts):
-    write_prepared(tmp_path / "Toy.npz", parts)
+    UEA.write(tmp_path / "Toy.npz", parts)
     return tmp_path / "Toy.npz"
 
 
@@ -32,7 +32,7 @@ def arrays_of(path):
 
 
 def test_what_is_read_is_bit_for_bit_what_was_written(path, parts):
-    for part, again in zip(parts, read_prepared(path), strict=True):
+    for part, again in zip(parts, UEA.read(path), strict=True):
         assert again.labels.tolist() == part.labels.tolist()
         for case, same in zip(part.series, again.series, strict=True):
             assert same.dtype == np.float32 and same.shape == case.shape
@@ -40,8 +40,8 @@ def test_what_is_read_is_bit_for_bit_what_was_written(path, parts):
 
 
 def test_the_folder_is_made(tmp_path, parts):
-    write_prepared(tmp_path / "a" / "b" / "Toy.npz", parts)
-    assert len(read_prepared(tmp_path / "a" / "b" / "Toy.npz")) == 2
+    UEA.write(tmp_path / "a" / "b" / "Toy.npz", parts)
+    assert len(UEA.read(tmp_path / "a" / "b" / "Toy.npz")) == 2
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
@@ -52,7 +52,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, parts, monkeypatch, error
 
     monkeypatch.setattr(np, "savez_compressed", interrupted)
     with pytest.raises(type(error)):
-        write_prepared(tmp_path / "Toy.npz", parts)
+        UEA.write(tmp_path / "Toy.npz", parts)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,13 +60,13 @@ def test_an_interrupted_write_leaves_the_older_file(path, parts, monkeypatch):
     before = path.read_bytes()
     monkeypatch.setattr(np, "savez_compressed", lambda file, **arrays: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_prepared(path, parts)
+        UEA.write(path, parts)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
 def assert_refused(path, reason=""):
     with pytest.raises(ValueError, match=rf"Toy\.npz is not a whole.*{reason}.*prepare_uea"):
-        read_prepared(path)
+        UEA.read(path)
 
 
 def test_files_that_are_cut_off(path):
@@ -132,5 +132,5 @@ def test_arrays_that_do_not_fit(path, key, change, reason):
 
 def test_parts_with_different_channels(path, parts):
     other = LabelledSeries(make_series((5,), channels=2), np.array(["1.0"]))
-    write_prepared(path, (parts[0], other))
+    UEA.write(path, (parts[0], other))
     assert_refused(path, "3 channels in train, 2 in test")

@@ -1,14 +1,18 @@
 """Language: texts of words, their windows and prepared files."""
 
-from primal_attention.tasks.language.corpus import EOS, UNK, Corpus, read_corpus
-from primal_attention.tasks.language.sources import (
+from primal_attention.tasks.language.corpus import (
+    EOS,
     LANGUAGE_SETS,
+    UNK,
+    Corpus,
     find_language,
     load_language,
+    part_of_film,
     prepare_language,
+    read_corpus,
+    read_reviews,
 )
-from primal_attention.tasks.language.task import PERPLEXITY, language_task
-from primal_attention.tasks.language.windows import text_windows
+from primal_attention.tasks.language.task import PERPLEXITY, language_task, text_windows
 
 __all__ = [
     "EOS",
@@ -19,7 +23,9 @@ __all__ = [
     "find_language",
     "language_task",
     "load_language",
+    "part_of_film",
     "prepare_language",
     "read_corpus",
+    "read_reviews",
     "text_windows",
 ]
