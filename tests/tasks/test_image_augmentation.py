@@ -10,10 +10,19 @@ from PIL import Image, ImageEnhance, ImageOps
 from primal_attention.tasks.images import (
     AUGMENTATIONS,
 )
-from primal_attention.tasks.images.augmentation import erase, flip
-from primal_attention.tasks.images.boxes import crop, draw_crops, inside, relative_boxes
-from primal_attention.tasks.images.mixing import mix, smoothed
-from primal_attention.tasks.images.randaugment import NAMES, apply, rand_augment
+from primal_attention.tasks.images.augmentation import (
+    NAMES,
+    apply,
+    crop,
+    draw_crops,
+    erase,
+    flip,
+    inside,
+    mix,
+    rand_augment,
+    relative_boxes,
+    smoothed,
+)
 
 CPU = torch.device("cpu")
 

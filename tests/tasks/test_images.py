@@ -12,13 +12,12 @@ from primal_attention.tasks.images import (
     AUGMENTATIONS,
     IMAGENET_100,
     Augmentation,
-    cache,
+    folders,
     load_images,
     read_folder,
     task,
 )
-from primal_attention.tasks.images.cases import CENTRE
-from primal_attention.tasks.images.decoding import decoded
+from primal_attention.tasks.images.cases import CENTRE, Encoded, decoded
 
 from .toy_pictures import CLASSES, SIDE, write_pictures
 
@@ -140,7 +139,7 @@ def test_a_class_without_pictures_is_named(folder, part):
 def encoded_of(image, kind="PNG"):
     data = io.BytesIO()
     image.save(data, kind)
-    return cache.Encoded(lambda _: data.getvalue(), lambda _: "it", np.zeros(1, np.int64))
+    return Encoded(lambda _: data.getvalue(), lambda _: "it", np.zeros(1, np.int64))
 
 
 def test_grey_pictures_have_three_channels():
@@ -226,7 +225,7 @@ def test_a_damaged_file_is_refused(folder):
 
 
 def test_a_set_that_is_too_large_is_not_packed(folder, monkeypatch):
-    monkeypatch.setattr(cache, "MOST", 9_000)
+    monkeypatch.setattr(folders, "_MOST_PREPARED", 9_000)
     with pytest.raises(ValueError, match="is not prepared but read from its folder"):
         prepare_images("toy", folder)
     assert not list(folder.glob("*.npz"))

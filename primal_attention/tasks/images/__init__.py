@@ -1,13 +1,14 @@
 """Images: folders of pictures, prepared files, augmentation on the device, vision transformers."""
 
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS, Augmentation
-from primal_attention.tasks.images.folders import PictureSet, read_folder
-from primal_attention.tasks.images.imagenet_100 import IMAGENET_100
-from primal_attention.tasks.images.sources import (
+from primal_attention.tasks.images.folders import (
     IMAGE_SETS,
+    IMAGENET_100,
+    PictureSet,
     find_images,
     load_images,
     prepare_images,
+    read_folder,
 )
 from primal_attention.tasks.images.task import images_task
 

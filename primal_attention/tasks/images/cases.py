@@ -5,25 +5,48 @@ Letters: B pictures, S pixels of a side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from primal_attention.tasks.images.augmentation import Augmentation
-from primal_attention.tasks.images.boxes import crop, draw_crops
-from primal_attention.tasks.images.decoding import decoded
-from primal_attention.tasks.images.folders import Encoded
+from primal_attention.foreign_files import reading
+from primal_attention.tasks.images.augmentation import (
+    Augmentation,
+    crop,
+    draw_crops,
+    relative_boxes,
+)
 from primal_attention.tasks.task import Batch, Cases
 
 CENTRE = 7 / 8  # what an evaluation sees of the shorter side of a picture that is decoded anew
+FORMATS = ("JPEG", "PNG", "WEBP")
+MOST_PIXELS = 2**26  # of a picture; the largest of ImageNet has 61 million
+_SHARE = 32  # pictures that a thread takes at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Pictures as the bytes of their files, and the class of each."""
+
+    read: Callable[[int], bytes]
+    name: Callable[[int], str]  # of a picture, for messages
+    labels: NDArray[np.int64]  # [B]
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True, eq=False)
 class OnDemand:
-    """Pictures that are decoded when they are asked for; stands in for a tensor of them."""
+    """Pictures decoded on access, in place of a tensor of them."""
 
     encoded: Encoded
     places: Tensor  # which of them, on the CPU
@@ -34,17 +57,17 @@ class OnDemand:
         return len(self.places)
 
     def __getitem__(self, indices: Tensor) -> Tensor:
-        """Their centres, uint8 [B, 3, S, S]."""
+        """Decode their centres, uint8 [B, 3, S, S]."""
         places = self.places[indices.cpu()].tolist()
         return decoded(self.encoded, places, self.size, centre=CENTRE).to(self.device)
 
     def cropped(self, indices: Tensor, crops: Tensor) -> Tensor:
-        """The crops [B, 4] of them, from all of their pixels."""
+        """Decode the crops [B, 4] of them, from all of their pixels."""
         places = self.places[indices.cpu()].tolist()
         return decoded(self.encoded, places, self.size, crops=crops.cpu()).to(self.device)
 
     def to(self, device: torch.device) -> OnDemand:
-        """The same on another device, once they are decoded."""
+        """Move the result of decoding to another device."""
         return replace(self, device=device)
 
 
@@ -61,11 +84,11 @@ class PictureCases(Cases):
 
     @property
     def resident(self) -> bool:
-        """Whether the pictures are decoded and on the device."""
+        """True where the pictures are decoded and on the device."""
         return isinstance(self.inputs["pictures"], Tensor)
 
     def drawn(self, indices: Tensor) -> Batch:
-        """Those cases as they are trained on."""
+        """Crop and augment cases to train on."""
         if self.augmentation is None:
             return self[indices]
         stored: Any = self.inputs["pictures"]
@@ -78,7 +101,7 @@ class PictureCases(Cases):
         return Batch({"pictures": x}, target)
 
     def joined(self, other: Cases) -> PictureCases:
-        """These cases and, after them, the others, of the same files."""
+        """Append other cases of the same files."""
         mine: Any = self.inputs["pictures"]
         theirs: Any = other.inputs["pictures"]
         if self.resident:
@@ -92,9 +115,94 @@ class PictureCases(Cases):
 def picture_cases(
     encoded: Encoded, places: Sequence[int], size: int, *, num_classes: int, resident: bool
 ) -> PictureCases:
-    """Some of the pictures; ``resident`` decodes them now."""
+    """Make cases of some of the pictures; ``resident`` decodes them now."""
     chosen = torch.as_tensor(places)
-    stored: Any = decoded(encoded, chosen.tolist(), size) if resident else None
-    stored = OnDemand(encoded, chosen, size, chosen.device) if stored is None else stored
+    stored: Any = OnDemand(encoded, chosen, size, chosen.device)
+    if resident:
+        stored = decoded(encoded, chosen.tolist(), size)
     target = torch.from_numpy(encoded.labels)[chosen]
     return PictureCases({"pictures": stored}, target, num_classes)
+
+
+def decoded(
+    encoded: Encoded,
+    places: Iterable[int],
+    size: int,
+    *,
+    centre: float = 1.0,
+    crops: Tensor | None = None,
+) -> Tensor:
+    """Decode pictures to uint8 [B, 3, S, S] in colour.
+
+    Args:
+        encoded: The files.
+        places: Which of them.
+        size: S. Of each picture the square at its centre is scaled to it, or the crop.
+        centre: The side of that square, as a part of the shorter side of the picture.
+        crops: What to cut out in its place, [B, 4], see ``draw_crops``.
+    """
+    places = list(places)
+    pixels = np.empty((len(places), size, size, 3), dtype=np.uint8)
+    scaling = _pillow().Resampling.BICUBIC
+
+    def decode(row: int) -> None:
+        image = _opened(encoded, places[row])
+        crop = None if crops is None else crops[row]
+        box = _central(image.size, centre) if crop is None else _cropped(image.size, crop)
+        pixels[row] = np.asarray(image.resize((size, size), scaling, box=box))
+
+    _in_threads(decode, len(places))
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def check_pictures(encoded: Encoded) -> None:
+    """Raise for the first picture that cannot be read, by its name."""
+    _in_threads(lambda place: _opened(encoded, place), len(encoded))
+
+
+def _in_threads(work: Callable[[int], object], count: int) -> None:
+    """Call ``work`` on each number below the count; Pillow decodes without Python's lock."""
+
+    def share(first: int) -> None:
+        for number in range(first, min(first + _SHARE, count)):
+            work(number)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(share, range(0, count, _SHARE)):
+            pass
+
+
+def _opened(encoded: Encoded, place: int) -> Any:
+    data = encoded.read(place)
+    name, remedy = encoded.name(place), "get it anew, or remove it"
+    with (
+        reading(name, "a whole picture", remedy),
+        _pillow().open(io.BytesIO(data), formats=FORMATS) as image,
+    ):
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"it has {image.width} x {image.height} pixels, more than 2^26")
+        return image.convert("RGB")
+
+
+def _central(size: tuple[int, int], centre: float) -> tuple[float, float, float, float]:
+    width, height = size
+    side = centre * min(size)
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def _cropped(size: tuple[int, int], crop: Tensor) -> tuple[float, float, float, float]:
+    """Return the box of a crop of a picture that need not be a square."""
+    (width, height), (area, ratio, along, down) = size, crop.tolist()
+    upright = torch.tensor([[area, ratio * height / width, along, down]], dtype=torch.float64)
+    left, top, wide, high = relative_boxes(upright)[0].tolist()
+    return left * width, top * height, (left + wide) * width, (top + high) * height
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        message = "pictures need Pillow: pip install 'primal-attention[images]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    return Image

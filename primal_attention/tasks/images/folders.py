@@ -1,35 +1,49 @@
-"""Pictures in folders, one for each class, as torchvision's ``ImageFolder`` has them.
+"""Sets of pictures: folders with one for each class, and prepared files with the bytes of all.
 
-``train/<class>/`` and ``val/<class>/``, or ``test/<class>/`` where there is no ``val``; pictures
-may lie in folders below. ``val`` may be as in Tiny-ImageNet-200: ``val/images`` with the classes in
-``val_annotations.txt``. A file ``classes.txt`` beside ``train`` names the classes to read, one a
-line.
+A folder is as torchvision's ``ImageFolder`` has it: ``train/<class>/`` and ``val/<class>/``, or
+``test/<class>/`` where there is no ``val``; pictures may lie in folders below. ``val`` may be as in
+Tiny-ImageNet-200: ``val/images`` with the classes in ``val_annotations.txt``. A file
+``classes.txt`` beside ``train`` names the classes to read, one a line.
 """
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.array_files import ArrayFile
 from primal_attention.foreign_files import is_plain_name, read_bytes, read_text
+from primal_attention.tasks.images.cases import Encoded, check_pictures
+from primal_attention.tasks.prepared import PreparedSets
 
+IMAGE_SETS = ("tiny-imagenet-100", "tiny-imagenet-200", "imagenet-100", "imagenet-1k")
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 CLASSES, ANNOTATIONS = "classes.txt", "val_annotations.txt"
 MOST = 2**28  # bytes of a picture or of a list
+_MOST_PREPARED = 2**32  # bytes: a larger set is better read from its folder
 
-
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """Pictures as the bytes of their files, and the class of each."""
-
-    read: Callable[[int], bytes]
-    name: Callable[[int], str]  # of a picture, for messages
-    labels: NDArray[np.int64]  # [B]
-
-    def __len__(self) -> int:
-        return len(self.labels)
+IMAGENET_100: tuple[str, ...] = (
+    *("n01558993", "n01692333", "n01729322", "n01735189", "n01749939", "n01773797", "n01820546"),
+    *("n01855672", "n01978455", "n01980166", "n01983481", "n02009229", "n02018207", "n02085620"),
+    *("n02086240", "n02086910", "n02087046", "n02089867", "n02089973", "n02090622", "n02091831"),
+    *("n02093428", "n02099849", "n02100583", "n02104029", "n02105505", "n02106550", "n02107142"),
+    *("n02108089", "n02109047", "n02113799", "n02113978", "n02114855", "n02116738", "n02119022"),
+    *("n02123045", "n02138441", "n02172182", "n02231487", "n02259212", "n02326432", "n02396427"),
+    *("n02483362", "n02488291", "n02701002", "n02788148", "n02804414", "n02859443", "n02869837"),
+    *("n02877765", "n02974003", "n03017168", "n03032252", "n03062245", "n03085013", "n03259280"),
+    *("n03379051", "n03424325", "n03492542", "n03494278", "n03530642", "n03584829", "n03594734"),
+    *("n03637318", "n03642806", "n03764736", "n03775546", "n03777754", "n03785016", "n03787032"),
+    *("n03794056", "n03837869", "n03891251", "n03903868", "n03930630", "n03947888", "n04026417"),
+    *("n04067472", "n04099969", "n04111531", "n04127249", "n04136333", "n04229816", "n04238763"),
+    *("n04336792", "n04418357", "n04429376", "n04435653", "n04485082", "n04493381", "n04517823"),
+    *("n04589890", "n04592741", "n07714571", "n07715103", "n07753275", "n07831146", "n07836838"),
+    *("n13037406", "n13040303"),
+)
+"""The hundred classes of ImageNet-100, as drawn by Tian et al. (2019) and used since."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +55,23 @@ class PictureSet:
     test: Encoded
 
 
+class Part(NamedTuple):
+    """Some classes of another set, from which they are read without a folder of their own."""
+
+    of: str
+    choose: Callable[[list[str]], Sequence[str]]
+
+
+PARTS: dict[str, Part] = {
+    "tiny-imagenet-100": Part("tiny-imagenet-200", lambda classes: classes[:100]),
+    "imagenet-100": Part("imagenet-1k", lambda _: IMAGENET_100),
+}
+
+
 def read_folder(
     folder: Path, choose: Callable[[list[str]], Sequence[str]] = lambda classes: classes
 ) -> PictureSet:
-    """The pictures of a folder; they are not opened yet.
+    """List the pictures of a folder; they are not opened yet.
 
     Args:
         folder: With ``train`` and ``val`` or ``test``.
@@ -80,7 +107,7 @@ def _test_folder(folder: Path) -> Path:
 
 
 def _read_classes(path: Path, found: Sequence[str]) -> list[str]:
-    """The first word of each line, which is one of the classes found."""
+    """Read the first word of each line, which is one of the classes found."""
     lines = (line.split() for line in read_text(path, MOST).splitlines())
     classes = sorted({_plain(path, line[0]) for line in lines if line})
     if not classes:
@@ -92,9 +119,7 @@ def _read_classes(path: Path, found: Sequence[str]) -> list[str]:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """The pictures of a class, in order."""
-    files = (each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES)
-    found = sorted(files)
+    found = sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES)
     if not found:
         what = "has no picture" if folder.is_dir() else "is missing"
         raise ValueError(f"{folder} {what}; each class needs some ({', '.join(SUFFIXES)})")
@@ -102,7 +127,7 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def _annotated(path: Path) -> dict[str, list[Path]]:
-    """The pictures of each class that a list of them names: file, class and a box on each line."""
+    """Read a list with a picture, its class and a box on each line."""
     found: dict[str, list[Path]] = {}
     for number, line in enumerate(read_text(path, MOST).splitlines(), 1):
         words = line.split()
@@ -116,7 +141,6 @@ def _annotated(path: Path) -> dict[str, list[Path]]:
 
 
 def _check_present(path: Path, pictures: Sequence[Path]) -> None:
-    """Refuse a list of pictures some of which are missing."""
     images = path.parent / "images"
     present = {each.name for each in images.iterdir()} if images.is_dir() else set()
     for picture in pictures:
@@ -128,7 +152,7 @@ def _check_present(path: Path, pictures: Sequence[Path]) -> None:
 
 
 def _plain(path: Path, name: str) -> str:
-    """A name that a list gives, which stays in its folder."""
+    """Check that a name in a list stays in its folder."""
     if not is_plain_name(name):
         raise ValueError(
             f"{path} names {name[:60]!r}, which is no name in its folder; mend the list"
@@ -137,7 +161,90 @@ def _plain(path: Path, name: str) -> str:
 
 
 def _encoded(files: Sequence[Sequence[Path]]) -> Encoded:
-    """Pictures from the files of each class."""
     paths = [path for each in files for path in each]
     labels = np.repeat(np.arange(len(files)), [len(each) for each in files])
     return Encoded(lambda i: read_bytes(paths[i], MOST), lambda i: str(paths[i]), labels)
+
+
+class Pictures(PreparedSets[PictureSet]):
+    """The sets of pictures, and any other whose folder is there; it may be given itself."""
+
+    domain, format = "images", "primal-attention images, version 1"
+    kind, remedy = "set of pictures", "prepare_images({name!r}, <folder of its pictures>)"
+
+    def find_files(self, name: str, folder: Path | None) -> Path | None:
+        """Return the folder that holds the pictures of a set, or of the set it is a part of."""
+        names = [name, *([PARTS[name].of] if name in PARTS else [])]
+        places = [each / name for name in names for each in self.folders(folder)]
+        places += [] if folder is None else [Path(folder)]
+        return next((each for each in places if (each / "train").is_dir()), None)
+
+    def read_files(self, name: str, place: Path) -> PictureSet:
+        """Read a folder, or some classes of it."""
+        part = PARTS.get(name)
+        whole = part is None or place.name != part.of
+        return read_folder(place) if whole or part is None else read_folder(place, part.choose)
+
+    def pack(self, found: PictureSet) -> dict[str, Any]:
+        """Return the bytes of all files; each is looked at, so that a damaged one is found now."""
+        classes = "\n".join(found.classes).encode()
+        arrays: dict[str, Any] = {"classes": np.frombuffer(classes, dtype=np.uint8)}
+        parts = {"train": found.train, "test": found.test}
+        for part, encoded in parts.items():
+            arrays |= {f"{part}_{key}": each for key, each in _packed(encoded).items()}
+        for encoded in parts.values():
+            check_pictures(encoded)
+        return arrays
+
+    def unpack(self, arrays: ArrayFile, path: Path, name: str) -> PictureSet:
+        """Return the pictures, still encoded."""
+        classes = tuple(arrays["classes"].tobytes().decode().split("\n"))
+        train, test = (_unpacked(path, part, arrays, len(classes)) for part in ("train", "test"))
+        return PictureSet(classes, train, test)
+
+    def advice(self, name: str, folder: Path | None) -> str:
+        """Say where the pictures are expected."""
+        place = self.folders(folder)[0]
+        near = [] if name in IMAGE_SETS else difflib.get_close_matches(name, IMAGE_SETS)
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        return (
+            f"{name}: no pictures. {hint}Put them into {place / name}, in train/<class> and "
+            f"val/<class>, or a prepared {name}.npz into {place}"
+        )
+
+
+_PICTURES = Pictures()
+find_images, load_images, prepare_images = _PICTURES.find, _PICTURES.load, _PICTURES.prepare
+
+
+def _packed(encoded: Encoded) -> dict[str, NDArray[Any]]:
+    """Join all files, with where each ends and its class."""
+    files, total = list[bytes](), 0
+    for i in range(len(encoded)):
+        files.append(encoded.read(i))
+        total += len(files[-1])
+        if total > _MOST_PREPARED:
+            raise ValueError(
+                f"{encoded.name(i)}: up to here there are more than {_MOST_PREPARED >> 30} GiB; a "
+                "set of this size is not prepared but read from its folder"
+            )
+    ends = np.cumsum([len(each) for each in files], dtype=np.int64)
+    blob = np.frombuffer(b"".join(files), dtype=np.uint8)
+    return {"bytes": blob, "ends": ends, "labels": encoded.labels.astype(np.int32)}
+
+
+def _unpacked(path: Path, part: str, arrays: ArrayFile, num_classes: int) -> Encoded:
+    blob, ends, labels = (arrays[f"{part}_{key}"] for key in ("bytes", "ends", "labels"))
+    kinds = [each.dtype.name for each in (blob, ends, labels)]
+    if kinds != ["uint8", "int64", "int32"] or {blob.ndim, ends.ndim, labels.ndim} != {1}:
+        raise ValueError(f"its arrays of {part} are of other types")
+    sizes = np.diff(ends, prepend=0)
+    if len(labels) != len(ends) or sizes.min() < 0 or ends[-1] != len(blob):
+        raise ValueError(f"its pictures of {part} do not fit their number")
+    if set(labels.tolist()) != set(range(num_classes)):
+        raise ValueError(f"its classes are not those of {part}")
+    return Encoded(
+        lambda i: blob[ends[i] - sizes[i] : ends[i]].tobytes(),
+        lambda i: f"{path}, picture {i} of {part}",
+        labels.astype(np.int64),
+    )

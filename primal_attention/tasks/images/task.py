@@ -10,7 +10,7 @@ import torch
 from primal_attention.models.vision import num_tokens
 from primal_attention.tasks.images.augmentation import Augmentation
 from primal_attention.tasks.images.cases import PictureCases, picture_cases
-from primal_attention.tasks.images.sources import load_images
+from primal_attention.tasks.images.folders import load_images
 from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.task import CLASSIFICATION, Sizes, Task
 
@@ -28,7 +28,7 @@ def images_task(
     seed: int = 0,
     augmentation: Augmentation | None = None,
 ) -> Task:
-    """A set of pictures; a model is called with ``pictures`` uint8 [B, 3, S, S].
+    """Make a task of a set; a model is called with ``pictures`` uint8 [B, 3, S, S].
 
     Args:
         name: One of ``IMAGE_SETS``, or any set whose folder is there; see ``load_images``.
@@ -64,7 +64,7 @@ def images_task(
 
 
 def _statistics(cases: PictureCases) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, of pixels from 0 to 1."""
+    """Compute mean and standard deviation of each channel, of pixels from 0 to 1."""
     looked_at = len(cases) if cases.resident else min(len(cases), _LOOKED_AT)
     places = torch.linspace(0, len(cases) - 1, looked_at).long()
     counts = torch.zeros(3, 256, dtype=torch.int64)
