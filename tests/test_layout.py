@@ -208,7 +208,7 @@ def test_foreign_imports_and_paths_are_seen():
     assert not foreign_imports("def f():\n    import scipy", PACKAGE)
     assert foreign_imports("import triton", f"{PACKAGE}.ops.causal.eager")
     assert not foreign_imports("import triton", f"{PACKAGE}.ops.causal.fused_scan")
-    assert not foreign_imports("import triton", f"{PACKAGE}.ops.triton.rows")
+    assert not foreign_imports("import triton", f"{PACKAGE}.ops.triton.tiles")
     assert not foreign_imports("import torch.nn as nn\nfrom pathlib import Path", PACKAGE)
     for text in ('"/home/me/data"', "see /mnt/disk/x.csv", r"C:\data"):
         assert ABSOLUTE_PATH.search(text)

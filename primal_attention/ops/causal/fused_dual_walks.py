@@ -15,19 +15,24 @@ import triton
 import triton.language as tl
 
 from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.maps import features, inverse_norms, pull_back, scaled
-from primal_attention.ops.triton.matrices import load_stacked, store_stacked
-from primal_attention.ops.triton.products import lowered, lowered_product
-from primal_attention.ops.triton.rows import (
+from primal_attention.ops.triton.tiles import (
     by_eight,
     columns_of,
     existing,
+    features,
+    inverse_norms,
+    load_stacked,
+    lowered,
+    lowered_product,
+    pull_back,
     real_tokens,
     row_of,
+    scaled,
     sequence_of,
     share_of_tokens,
     shares,
     store_row,
+    store_stacked,
     walk,
 )
 

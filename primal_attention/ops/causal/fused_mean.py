@@ -26,13 +26,14 @@ from primal_attention.ops.triton.launch import (
     strides,
 )
 from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.maps import scaled
-from primal_attention.ops.triton.products import lowered_product
-from primal_attention.ops.triton.rows import (
+from primal_attention.ops.triton.sums import add_up
+from primal_attention.ops.triton.tiles import (
     by_eight,
     load_rows,
+    lowered_product,
     real_tokens,
     row_of,
+    scaled,
     sequence_of,
     share_of_tokens,
     shares,
@@ -40,7 +41,6 @@ from primal_attention.ops.triton.rows import (
     store_rows,
     walk,
 )
-from primal_attention.ops.triton.sums import add_up
 
 CONFIGS = {  # by the padded head dim
     16: Config(block=64, num_warps=2, num_stages=3),

@@ -26,16 +26,21 @@ from primal_attention.ops.triton.launch import (
     padded,
 )
 from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.maps import features, inverse_norms, pull_back, scaled
-from primal_attention.ops.triton.matrices import load_stacked, store_stacked
-from primal_attention.ops.triton.products import lowered, lowered_product
-from primal_attention.ops.triton.rows import (
+from primal_attention.ops.triton.tiles import (
     columns_of,
+    features,
+    inverse_norms,
     load_rows,
+    load_stacked,
+    lowered,
+    lowered_product,
+    pull_back,
     real_tokens,
+    scaled,
     sequence_of,
     share_of_tokens,
     store_rows,
+    store_stacked,
     walk,
 )
 

@@ -32,19 +32,10 @@ from primal_attention.ops.primal.fused_collapse import (
     store_side,
     supports_maps,
 )
-from primal_attention.ops.triton.launch import (
-    PRODUCTS,
-    Config,
-    contiguous,
-    mask_bytes,
-    padded,
-    readable,
-    strides,
-)
+from primal_attention.ops.triton import launch
+from primal_attention.ops.triton import tiles as tt
+from primal_attention.ops.triton.launch import PRODUCTS, Config, padded
 from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.matrices import load_matrix, load_operand, store_block
-from primal_attention.ops.triton.products import product
-from primal_attention.ops.triton.rows import sequence_of
 from primal_attention.ops.triton.sums import add_up
 
 _BLOCK_M, _BLOCK_N = 32, 256  # landmarks and tokens of a program that counts
@@ -81,10 +72,10 @@ class LandmarkIndexOp(FusedOp):
         """The position of each landmark, [B, M]; -1 where there is none."""
         (B, N, _), M = given.x.shape, given.num_landmarks
         [index] = self.empty(given)
-        moves, drops = contiguous(given.moves, given.drops)
+        moves, drops = launch.contiguous(given.moves, given.drops)
         index_blocks[(B, -(-M // _BLOCK_M))](
-            mask_bytes(given.token_mask), moves, drops, index, N, M, given.jitter, given.dropout,
-            _BLOCK_M, _BLOCK_N, num_warps=4,
+            launch.mask_bytes(given.token_mask), moves, drops, index, N, M,
+            given.jitter, given.dropout, _BLOCK_M, _BLOCK_N, num_warps=4,
         )  # fmt: skip
         return (index,)
 
@@ -132,10 +123,10 @@ def sample(given: Sampled, of_a: torch.dtype) -> tuple[Tensor, Tensor, Tensor, T
     sides = _sides(B * H * sizes.tiles)
     e, r = (x.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
     a_e, a_r = (x.new_empty(0 if c is None else (B, H, P, C), dtype=of_a) for c in (c_e, c_r))
-    rows = readable(torch.unflatten(x, -1, (H, -1)))
+    rows = launch.readable(torch.unflatten(x, -1, (H, -1)))
     weight_blocks[(B * H, sizes.tiles, 2 // sides)](
-        rows, index.contiguous(), *contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
-        strides(rows), map_strides(c_e), map_strides(c_r), H, scale,
+        rows, index.contiguous(), *launch.contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
+        launch.strides(rows), map_strides(c_e), map_strides(c_r), H, scale,
         M, P, S, C, min(config.block, padded(M)), tile, block, columns, sides, precision,
         **config.launch,
     )  # fmt: skip
@@ -170,8 +161,8 @@ def _add_rows(given: Sampled, totals: list[Tensor], d_rows: Tensor) -> None:
     P, S, _, tile, block, _ = sizes
     B, (H, M, _) = d_rows.shape[0], given.w_e.shape
     row_blocks[(B * H * -(-M // _NEARBY), sizes.tiles)](
-        given.positions, *contiguous(given.w_e, given.w_r), *totals, d_rows, strides(d_rows), H,
-        M, P, S, _NEARBY, padded(M), tile, block, precision,
+        given.positions, *launch.contiguous(given.w_e, given.w_r), *totals, d_rows,
+        launch.strides(d_rows), H, M, P, S, _NEARBY, padded(M), tile, block, precision,
         num_warps=_NEARBY_WARPS, num_stages=1,
         **_NEARBY_REGISTERS.get((precision, tile, block), {}),
     )  # fmt: skip
@@ -187,9 +178,9 @@ def _parameter_parts(given: Sampled, totals: list[Tensor]) -> list[Tensor]:
     group = -(-B * blocks * 2 // sides // config.programs)
     groups = -(-B // group)
     parts = [totals[0].new_empty((groups, H, M, S)) for _ in range(2)]
-    rows = readable(torch.unflatten(given.x, -1, (H, -1)))
+    rows = launch.readable(torch.unflatten(given.x, -1, (H, -1)))
     parameter_blocks[(blocks, groups, 2 // sides)](
-        rows, given.positions, *totals, *parts, strides(rows), B, H, group,
+        rows, given.positions, *totals, *parts, launch.strides(rows), B, H, group,
         M, P, S, landmarks, tile, block, sides, PRODUCTS[given.x.dtype], **config.launch,
     )  # fmt: skip
     return parts
@@ -270,7 +261,7 @@ def weight_blocks(
     """Rows of W_e = scale X'^T w_e and of A_e = W_e C_e, those of the other side, or both."""
     matrix, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
     b, h = matrix // H, matrix % H
-    x, index = sequence_of(x, x_strides, b, h), index + b * M
+    x, index = tt.sequence_of(x, x_strides, b, h), index + b * M
     w_e, w_r = w_e + h * (M * S), w_r + h * (M * S)
     if SIDES == 2:
         weights_e, weights_r = _weights(
@@ -317,10 +308,10 @@ def _weights(
     for m in range(0, M, BLOCK_M):
         tokens = _landmarks(index, m, M, BLOCK_M)
         columns = tl.trans(_load_tokens(x, tokens, stride, row, P, TILE))
-        part = load_operand(w, m, 0, M, S, BLOCK_M, BLOCK_S)
+        part = tt.load_operand(w, m, 0, M, S, BLOCK_M, BLOCK_S)
         total = _product_of_tokens(columns, part, total, PRECISION)
         if other is not None:
-            part = load_operand(other, m, 0, M, S, BLOCK_M, BLOCK_S)
+            part = tt.load_operand(other, m, 0, M, S, BLOCK_M, BLOCK_S)
             of_other = _product_of_tokens(columns, part, of_other, PRECISION)
     return total, of_other
 
@@ -343,12 +334,12 @@ def row_blocks(
     b, h = matrix // H, matrix % H
     row, given = tl.program_id(1) * TILE, matrix * (P * S)
     index, w_e, w_r = index + b * M, w_e + h * (M * S), w_r + h * (M * S)
-    side_e = load_matrix(total_e + given, row, 0, P, S, TILE, BLOCK_S)
-    side_r = load_matrix(total_r + given, row, 0, P, S, TILE, BLOCK_S)
+    side_e = tt.load_matrix(total_e + given, row, 0, P, S, TILE, BLOCK_S)
+    side_r = tt.load_matrix(total_r + given, row, 0, P, S, TILE, BLOCK_S)
     tokens = _landmarks(index, number, M, BLOCK_M)
     p = row + tl.arange(0, TILE)
     exists = (p < P)[:, None] & (tokens >= 0)[None, :]
-    places = sequence_of(dx, dx_strides, b, h) + p[:, None] + tokens[None, :] * dx_strides[1]
+    places = tt.sequence_of(dx, dx_strides, b, h) + p[:, None] + tokens[None, :] * dx_strides[1]
     # A landmark is a column here. The sum begins with what its token has: no registers for both.
     columns = tl.load(places, mask=exists, other=0.0).to(tl.float32)
     tokens = tokens.to(tl.int32)
@@ -359,11 +350,11 @@ def row_blocks(
         here = (others[:, None] == tokens[None, :]) & (tokens >= 0)[None, :]
         numbers = tl.where(here, (m + tl.arange(0, BLOCK_M))[:, None], M)
         first = tl.minimum(first, tl.min(numbers, 0))
-        of_e = tl.trans(load_operand(w_e, m, 0, M, S, BLOCK_M, BLOCK_S))
-        of_r = tl.trans(load_operand(w_r, m, 0, M, S, BLOCK_M, BLOCK_S))
-        part = product(side_e, of_e, tl.zeros([TILE, BLOCK_M], tl.float32), PRECISION)
-        part = product(side_r, of_r, part, PRECISION)
-        columns = product(part, tl.where(here, 1.0, 0.0), columns, PRECISION)
+        of_e = tl.trans(tt.load_operand(w_e, m, 0, M, S, BLOCK_M, BLOCK_S))
+        of_r = tl.trans(tt.load_operand(w_r, m, 0, M, S, BLOCK_M, BLOCK_S))
+        part = tt.product(side_e, of_e, tl.zeros([TILE, BLOCK_M], tl.float32), PRECISION)
+        part = tt.product(side_r, of_r, part, PRECISION)
+        columns = tt.product(part, tl.where(here, 1.0, 0.0), columns, PRECISION)
     adds = first == number + tl.arange(0, BLOCK_M)
     tl.store(places, columns.to(dx.dtype.element_ty), mask=exists & adds[None, :])
 
@@ -394,20 +385,20 @@ def parameter_blocks(
             x, index, total_e, total_r, x_strides, B, H, group, h, m,
             M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION,
         )  # fmt: skip
-        store_block(dw_e + part, side_e, m, 0, M, S)
-        store_block(dw_r + part, side_r, m, 0, M, S)
+        tt.store_block(dw_e + part, side_e, m, 0, M, S)
+        tt.store_block(dw_r + part, side_r, m, 0, M, S)
     elif tl.program_id(2) == 0:
         side_e, _ = _parameters(
             x, index, total_e, None, x_strides, B, H, group, h, m,
             M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION,
         )  # fmt: skip
-        store_block(dw_e + part, side_e, m, 0, M, S)
+        tt.store_block(dw_e + part, side_e, m, 0, M, S)
     else:
         side_r, _ = _parameters(
             x, index, total_r, None, x_strides, B, H, group, h, m,
             M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION,
         )  # fmt: skip
-        store_block(dw_r + part, side_r, m, 0, M, S)
+        tt.store_block(dw_r + part, side_r, m, 0, M, S)
 
 
 @triton.jit
@@ -423,13 +414,13 @@ def _parameters(
     for number in range(first, tl.minimum(first + group, B)):
         b = tl.full([], 0, tl.int64) + number
         tokens = _landmarks(index + b * M, m, M, BLOCK_M)
-        sequence, matrix = sequence_of(x, x_strides, b, h), (b * H + h) * (P * S)
+        sequence, matrix = tt.sequence_of(x, x_strides, b, h), (b * H + h) * (P * S)
         for row in range(0, P, TILE):
             rows = _load_tokens(sequence, tokens, x_strides[1], row, P, TILE)
-            part = load_matrix(d_weights + matrix, row, 0, P, S, TILE, BLOCK_S)
+            part = tt.load_matrix(d_weights + matrix, row, 0, P, S, TILE, BLOCK_S)
             total = _product_of_tokens(rows, part, total, PRECISION)
             if other is not None:
-                part = load_matrix(other + matrix, row, 0, P, S, TILE, BLOCK_S)
+                part = tt.load_matrix(other + matrix, row, 0, P, S, TILE, BLOCK_S)
                 of_other = _product_of_tokens(rows, part, of_other, PRECISION)
     return total, of_other
 
@@ -455,7 +446,7 @@ def _product_of_tokens(x, y, total, PRECISION: tl.constexpr):
     if x.dtype == tl.bfloat16 and y.dtype == tl.float32:
         high = y.to(tl.bfloat16)
         low = (y - high.to(tl.float32)).to(tl.bfloat16)
-        total = product(x, low, product(x, high, total))
+        total = tt.product(x, low, tt.product(x, high, total))
     else:
-        total = product(x, y, total, PRECISION)
+        total = tt.product(x, y, total, PRECISION)
     return total

@@ -42,29 +42,10 @@ from primal_attention.ops.primal.fused_moment import (
     pull_back_moment,
     summed_moment,
 )
-from primal_attention.ops.triton.launch import (
-    DOTS,
-    PRODUCTS,
-    Config,
-    contiguous,
-    mask_bytes,
-    padded,
-    readable,
-    shares_of,
-    strides,
-)
+from primal_attention.ops.triton import launch
+from primal_attention.ops.triton import tiles as tt
+from primal_attention.ops.triton.launch import DOTS, PRODUCTS, Config, padded
 from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.maps import features, inverse_norms, pull_back, scaled
-from primal_attention.ops.triton.matrices import load_matrix, store_block, store_matrix
-from primal_attention.ops.triton.products import fitted, product, scaled_product
-from primal_attention.ops.triton.rows import (
-    LENGTHS,
-    load_rows,
-    real_tokens,
-    sequence_of,
-    share_of_tokens,
-    store_rows,
-)
 from primal_attention.ops.triton.sums import add_up, summed
 from primal_attention.precision import operand_dtype
 
@@ -210,9 +191,9 @@ def _forward_whole(
     a_e, a_r = (q.new_empty((B, H, P, C), dtype=of_a) for _ in range(2))
     grams = (gram_q, gram_k) if given.grams else (None, None)
     whole_blocks[(B * H,)](
-        *heads, c_e, c_r, *contiguous(given.score_bias), mask_bytes(given.token_mask), inverse_n,
-        out, *grams, e, r, a_e, a_r,
-        strides(q), strides(heads.h_e), strides(out), map_strides(c_e), map_strides(c_r), N, H,
+        *heads, c_e, c_r, *launch.contiguous(given.score_bias), launch.mask_bytes(given.token_mask),
+        inverse_n, out, *grams, e, r, a_e, a_r,
+        *map(launch.strides, (q, heads.h_e, out)), map_strides(c_e), map_strides(c_r), N, H,
         P, S, C, *given.maps, DOTS[q.dtype], PRODUCTS[q.dtype],
         config.block, padded(P), padded(S), padded(max(P, C)), **config.launch,
     )  # fmt: skip
@@ -252,17 +233,17 @@ def _write_whole(
     assert c_e is not None
     assert c_r is not None
     (B, N, H, P), S, q = heads.q.shape, heads.h_e.shape[-1], heads.q
-    d_out, C = readable(d.out), d.out.shape[-1]
+    d_out, C = launch.readable(d.out), d.out.shape[-1]
     config, stages = WHOLE[q.dtype][_width(given)], SUMS[q.dtype][_width(given)].num_stages
     parts = [kept.e.new_empty(B * H, C, S) for _ in range(2)]
     bias_parts = None if d_bias is None else kept.e.new_empty(B * H, C)
     whole_gradient_blocks[(B * H,)](
         *heads, d_out,
-        *contiguous(kept.a_e, kept.a_r, d.gram_q, d.gram_k),
-        *contiguous(kept.e, kept.r, d.e, d.r), c_e, c_r,
-        mask_bytes(given.token_mask), kept.inverse_n, *d_heads, *parts, bias_parts,
-        strides(q), strides(heads.h_e), strides(d_out), strides(d_heads.q),
-        strides(d_heads.h_e), map_strides(c_e), map_strides(c_r), N, H,
+        *launch.contiguous(kept.a_e, kept.a_r, d.gram_q, d.gram_k),
+        *launch.contiguous(kept.e, kept.r, d.e, d.r), c_e, c_r,
+        launch.mask_bytes(given.token_mask), kept.inverse_n, *d_heads, *parts, bias_parts,
+        *map(launch.strides, (q, heads.h_e, d_out, d_heads.q, d_heads.h_e)),
+        map_strides(c_e), map_strides(c_r), N, H,
         P, S, C, *given.maps, DOTS[q.dtype], PRODUCTS[q.dtype],
         config.block, padded(P), padded(S), padded(C), stages, **config.launch,
     )  # fmt: skip
@@ -279,15 +260,15 @@ def _sum_sides(
         if d_bias is not None:
             d_bias.zero_()
         return None, None
-    q, d_out, (_, N, H, P) = heads.q, readable(d_out), heads.q.shape
+    q, d_out, (_, N, H, P) = heads.q, launch.readable(d_out), heads.q.shape
     C, config = d_out.shape[-1], SUMS[q.dtype][_width(given)]
-    shares = shares_of(q, config)
+    shares = launch.shares_of(q, config)
     sides = attended(given, *heads[:2], kept.a_e, kept.a_r)[2:4]
     da_e, da_r = (None if a is None else torch.empty_like(a) for a in sides)
     with summed(q, shares, da_e, da_r, d_bias) as sums:
         sum_blocks[(2 * shares.programs,)](
-            q, heads.k, d_out, mask_bytes(given.token_mask), *sums,
-            strides(q), strides(d_out), N, H, shares.splits, shares.tokens,
+            q, heads.k, d_out, launch.mask_bytes(given.token_mask), *sums,
+            launch.strides(q), launch.strides(d_out), N, H, shares.splits, shares.tokens,
             P, C, *given.maps, DOTS[q.dtype],
             config.block, padded(P), padded(C), config.num_stages, **config.launch,
         )  # fmt: skip
@@ -304,17 +285,17 @@ def _write_rows(
 ) -> None:
     """The gradients of all that stands in the rows."""
     q, (_, N, H, P), S = heads.q, heads.q.shape, heads.h_e.shape[-1]
-    d_out = None if d.out is None else readable(d.out)
+    d_out = None if d.out is None else launch.readable(d.out)
     C = 0 if d_out is None else d_out.shape[-1]
     config = ROWS[q.dtype][_width(given)]
-    shares = shares_of(q, config)
+    shares = launch.shares_of(q, config)
     sides = attended(given, *heads[:2], kept.a_e, kept.a_r)[2:4]
     sides = (None, None) if d_out is None else sides
     row_gradient_blocks[(2 * shares.programs,)](
-        *heads, d_out, *contiguous(*sides, d.gram_q, d.gram_k), *d_weights,
-        mask_bytes(given.token_mask), kept.inverse_n, *d_heads,
-        strides(q), strides(heads.h_e), strides(d_out),
-        strides(d_heads.q), strides(d_heads.h_e), N, H, shares.splits, shares.tokens,
+        *heads, d_out, *launch.contiguous(*sides, d.gram_q, d.gram_k), *d_weights,
+        launch.mask_bytes(given.token_mask), kept.inverse_n, *d_heads,
+        *map(launch.strides, (q, heads.h_e, d_out, d_heads.q, d_heads.h_e)),
+        N, H, shares.splits, shares.tokens,
         P, S, C, *given.maps, DOTS[q.dtype],
         config.block, padded(P), padded(S), padded(max(C, 1)), **config.launch,
     )  # fmt: skip
@@ -354,7 +335,7 @@ def _weight_gradients(
 
 
 @launched
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=tt.LENGTHS)
 def sum_blocks(
     q, k, d_out, mask, da_e, da_r, d_bias, z_strides, d_out_strides, N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
@@ -380,17 +361,17 @@ def _side_sums(
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0) // 2
-    b, h, first, last = share_of_tokens(program, N, H, splits, tokens)
-    z, d_out = sequence_of(z, z_strides, b, h), sequence_of(d_out, d_out_strides, b, h)
+    b, h, first, last = tt.share_of_tokens(program, N, H, splits, tokens)
+    z, d_out = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(d_out, d_out_strides, b, h)
     total, of_bias = summed_side(
         z, d_out, mask, b, z_strides[1], d_out_strides[1], N, first, last,
         da is not None, d_bias is not None, P, C, FEATURE_MAP, DOT,
         BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
     )  # fmt: skip
     if da is not None:
-        store_matrix(da + program.to(tl.int64) * (P * C), total, 0, P, C)
+        tt.store_matrix(da + program.to(tl.int64) * (P * C), total, 0, P, C)
     if d_bias is not None:
-        store_matrix(d_bias + program.to(tl.int64) * C, of_bias[None, :], 0, 1, C)
+        tt.store_matrix(d_bias + program.to(tl.int64) * C, of_bias[None, :], 0, 1, C)
 
 
 @triton.jit
@@ -404,21 +385,21 @@ def summed_side(
     total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
-        real = real_tokens(mask, b, N, start, last, BLOCK_N)
-        d_rows = load_rows(d_out, start, d_out_stride, real, 0, C, BLOCK_C).to(DOT)
+        real = tt.real_tokens(mask, b, N, start, last, BLOCK_N)
+        d_rows = tt.load_rows(d_out, start, d_out_stride, real, 0, C, BLOCK_C).to(DOT)
         if OF_BIAS:
             groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
             sum_bias += tl.sum(groups, 0)
         if OF_A:
-            rows = load_rows(z, start, z_stride, real, 0, P, BLOCK_P)
-            inverse = inverse_norms(rows, FEATURE_MAP, DOT)
-            base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
-            total = product(tl.trans(base), scaled(d_rows, factor).to(DOT), total)
+            rows = tt.load_rows(z, start, z_stride, real, 0, P, BLOCK_P)
+            inverse = tt.inverse_norms(rows, FEATURE_MAP, DOT)
+            base, factor = tt.features(rows, inverse, real, FEATURE_MAP, DOT)
+            total = tt.product(tl.trans(base), tt.scaled(d_rows, factor).to(DOT), total)
     return total, tl.sum(sum_bias, 0)
 
 
 @launched
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=tt.LENGTHS)
 def row_gradient_blocks(
     q, k, h_e, h_r, d_out, a_e, a_r, d_gram_q, d_gram_k, d_e, d_r, mask, inverse_n,
     dq, dk, dh_e, dh_r,
@@ -450,8 +431,8 @@ def _side_gradients(
     FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    b, h, first, last = share_of_tokens(tl.program_id(0) // 2, N, H, splits, tokens)
-    moment = load_matrix(d_moment + (b * H + h) * (P * S), 0, 0, P, S, BLOCK_P, BLOCK_S)
+    b, h, first, last = tt.share_of_tokens(tl.program_id(0) // 2, N, H, splits, tokens)
+    moment = tt.load_matrix(d_moment + (b * H + h) * (P * S), 0, 0, P, S, BLOCK_P, BLOCK_S)
     write_side(
         z, values, d_out, a, d_gram, moment, mask, inverse_n, dz, d_values,
         z_strides, value_strides, d_out_strides, dz_strides, d_value_strides,
@@ -473,36 +454,36 @@ def write_side(
 
     Of the tokens from first to last of one sequence and head.
     """
-    z, dz = sequence_of(z, z_strides, b, h), sequence_of(dz, dz_strides, b, h)
-    values = sequence_of(values, value_strides, b, h)
-    d_values = sequence_of(d_values, d_value_strides, b, h)
+    z, dz = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(dz, dz_strides, b, h)
+    values = tt.sequence_of(values, value_strides, b, h)
+    d_values = tt.sequence_of(d_values, d_value_strides, b, h)
     head = b * H + h
-    moment, scale = fitted(d_moment * tl.load(inverse_n + b), DOT)
+    moment, scale = tt.fitted(d_moment * tl.load(inverse_n + b), DOT)
     if a is not None:
-        d_out = sequence_of(d_out, d_out_strides, b, h)
-        matrix = load_matrix(a + head * (P * C), 0, 0, P, C, BLOCK_P, BLOCK_C)
-        proj, scale_a = fitted(matrix, DOT)
+        d_out = tt.sequence_of(d_out, d_out_strides, b, h)
+        matrix = tt.load_matrix(a + head * (P * C), 0, 0, P, C, BLOCK_P, BLOCK_C)
+        proj, scale_a = tt.fitted(matrix, DOT)
     if d_gram is not None:
-        matrix = load_matrix(d_gram + head * (P * P), 0, 0, P, P, BLOCK_P, BLOCK_P)
-        both, scale_both = fitted(matrix + tl.trans(matrix), DOT)
+        matrix = tt.load_matrix(d_gram + head * (P * P), 0, 0, P, P, BLOCK_P, BLOCK_P)
+        both, scale_both = tt.fitted(matrix + tl.trans(matrix), DOT)
     for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, last, BLOCK_N)
-        rows = load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
-        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
-        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+        real = tt.real_tokens(mask, b, N, start, last, BLOCK_N)
+        rows = tt.load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
+        inverse = tt.inverse_norms(rows, FEATURE_MAP, DOT)
+        base, factor = tt.features(rows, inverse, real, FEATURE_MAP, DOT)
         d_phi = tl.zeros([BLOCK_N, BLOCK_P], tl.float32)
         if d_gram is not None:
-            d_phi = scaled(product(base, both, d_phi), factor * scale_both)
+            d_phi = tt.scaled(tt.product(base, both, d_phi), factor * scale_both)
         if a is not None:
-            d_rows = load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
-            d_phi = scaled_product(d_rows, tl.trans(proj), scale_a, d_phi)
-        row_values = load_rows(values, start, value_strides[1], real, 0, S, BLOCK_S).to(DOT)
-        d_phi = scaled_product(row_values, tl.trans(moment), scale, d_phi)
-        dh = product(base, moment, tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
-        dh = scaled(dh, factor * scale)
-        store_rows(d_values, dh, start, d_value_strides[1], last, 0, S, BLOCK_S)
-        d_z = pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
-        store_rows(dz, d_z, start, dz_strides[1], last, 0, P, BLOCK_P)
+            d_rows = tt.load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
+            d_phi = tt.scaled_product(d_rows, tl.trans(proj), scale_a, d_phi)
+        row_values = tt.load_rows(values, start, value_strides[1], real, 0, S, BLOCK_S).to(DOT)
+        d_phi = tt.scaled_product(row_values, tl.trans(moment), scale, d_phi)
+        dh = tt.product(base, moment, tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
+        dh = tt.scaled(dh, factor * scale)
+        tt.store_rows(d_values, dh, start, d_value_strides[1], last, 0, S, BLOCK_S)
+        d_z = tt.pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
+        tt.store_rows(dz, d_z, start, dz_strides[1], last, 0, P, BLOCK_P)
 
 
 @launched
@@ -520,8 +501,8 @@ def whole_blocks(
     """
     head = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     b, h = head // H, head % H
-    q, k = sequence_of(q, z_strides, b, h), sequence_of(k, z_strides, b, h)
-    h_e, h_r = sequence_of(h_e, h_strides, b, h), sequence_of(h_r, h_strides, b, h)
+    q, k = tt.sequence_of(q, z_strides, b, h), tt.sequence_of(k, z_strides, b, h)
+    h_e, h_r = tt.sequence_of(h_e, h_strides, b, h), tt.sequence_of(h_r, h_strides, b, h)
     share = tl.load(inverse_n + b)
     of_k = summed_moment(
         k, h_r, mask, b, z_strides[1], h_strides[1], N, 0, N, 0,
@@ -540,7 +521,7 @@ def whole_blocks(
         PRECISION,
     )  # fmt: skip
     attend_tokens(
-        q, k, bias, mask, sequence_of(out, out_strides, b, h), gram_q, gram_k,
+        q, k, bias, mask, tt.sequence_of(out, out_strides, b, h), gram_q, gram_k,
         proj_e, scale_e, proj_r, scale_r, head, b, z_strides[1], z_strides[1], out_strides[1],
         N, 0, N, 0,
         True, True, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE, False,
@@ -556,10 +537,10 @@ def _collapsed(
 ):  # fmt: skip
     """A = W C, fitted, and its scale; both W and A are written."""
     of_c = load_map(c, c_strides, 0, S, C, BLOCK_S, TILE)
-    matrix = product(weights, of_c, tl.zeros([BLOCK_P, TILE], tl.float32), PRECISION)
-    store_block(w + head * (P * S), weights, 0, 0, P, S)
-    store_block(a + head * (P * C), matrix, 0, 0, P, C)
-    return fitted(matrix, DOT)
+    matrix = tt.product(weights, of_c, tl.zeros([BLOCK_P, TILE], tl.float32), PRECISION)
+    tt.store_block(w + head * (P * S), weights, 0, 0, P, S)
+    tt.store_block(a + head * (P * C), matrix, 0, 0, P, C)
+    return tt.fitted(matrix, DOT)
 
 
 @launched
@@ -576,19 +557,20 @@ def whole_gradient_blocks(
     """Gradients of the rows of one sequence and head, and its parts of those of C and the bias."""
     head = tl.program_id(0).to(tl.int64)
     b, h = head // H, head % H
-    d_rows = sequence_of(d_out, d_out_strides, b, h)
+    d_rows, rows = tt.sequence_of(d_out, d_out_strides, b, h), tt.sequence_of(q, z_strides, b, h)
     da, of_bias = summed_side(
-        sequence_of(q, z_strides, b, h), d_rows, mask, b, z_strides[1], d_out_strides[1], N, 0, N,
+        rows, d_rows, mask, b, z_strides[1], d_out_strides[1], N, 0, N,
         True, d_bias is not None, P, C, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
     )  # fmt: skip
     if d_bias is not None:
-        store_matrix(d_bias + head * C, of_bias[None, :], 0, 1, C)
+        tt.store_matrix(d_bias + head * C, of_bias[None, :], 0, 1, C)
     moment_e = _weight_gradient(
         da.to(a_e.dtype.element_ty), w_e, d_e, c_e, dc_e, c_e_strides, head,
         P, S, C, BLOCK_P, BLOCK_S, BLOCK_C, PRECISION,
     )  # fmt: skip
+    rows = tt.sequence_of(k, z_strides, b, h)
     da, _ = summed_side(
-        sequence_of(k, z_strides, b, h), d_rows, mask, b, z_strides[1], d_out_strides[1], N, 0, N,
+        rows, d_rows, mask, b, z_strides[1], d_out_strides[1], N, 0, N,
         True, False, P, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
     )  # fmt: skip
     moment_r = _weight_gradient(
@@ -614,11 +596,11 @@ def _weight_gradient(
     BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """D = dA C^T + dW; the part dA^T W of the transpose of dC is written."""
-    weights = load_matrix(w + head * (P * S), 0, 0, P, S, BLOCK_P, BLOCK_S)
-    d_map = product(tl.trans(da), weights, tl.zeros([BLOCK_C, BLOCK_S], tl.float32), PRECISION)
-    store_block(dc + head * (S * C), d_map, 0, 0, C, S)
+    weights = tt.load_matrix(w + head * (P * S), 0, 0, P, S, BLOCK_P, BLOCK_S)
+    d_map = tt.product(tl.trans(da), weights, tl.zeros([BLOCK_C, BLOCK_S], tl.float32), PRECISION)
+    tt.store_block(dc + head * (S * C), d_map, 0, 0, C, S)
     total = tl.zeros([BLOCK_P, BLOCK_S], tl.float32)
     if d_w is not None:
-        total += load_matrix(d_w + head * (P * S), 0, 0, P, S, BLOCK_P, BLOCK_S)
+        total += tt.load_matrix(d_w + head * (P * S), 0, 0, P, S, BLOCK_P, BLOCK_S)
     of_c = load_map(c, c_strides, 0, S, C, BLOCK_S, BLOCK_C)
-    return product(da, tl.trans(of_c), total, PRECISION)
+    return tt.product(da, tl.trans(of_c), total, PRECISION)

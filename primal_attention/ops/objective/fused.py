@@ -15,10 +15,10 @@ from torch import Tensor
 
 from primal_attention.ops.objective.eager import MeanJInputs, mean_j_of_grams
 from primal_attention.ops.op import Backward, FusedOp
-from primal_attention.ops.triton.launch import PRODUCTS, contiguous, padded, warps_of
+from primal_attention.ops.triton import launch
+from primal_attention.ops.triton import tiles as tt
+from primal_attention.ops.triton.launch import PRODUCTS, padded
 from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.matrices import load_matrix, store_block
-from primal_attention.ops.triton.products import product
 from primal_attention.ops.triton.sums import add_up
 
 _BLOCK = 64  # rows and columns of a Gram matrix that are multiplied at once, at most
@@ -54,17 +54,17 @@ class MeanJOp(FusedOp):
         mean, slopes, energies = self.empty(given)
         parts = given.gram_q.new_empty(B, H, 2, tiles)
         w_e, w_r = _readable(given.w_e), _readable(given.w_r)
-        grams = contiguous(given.gram_q, given.gram_k)
-        shared = contiguous(given.lambda_diag, given.num_queries, given.num_keys)
+        grams = launch.contiguous(given.gram_q, given.gram_k)
+        shared = launch.contiguous(given.lambda_diag, given.num_queries, given.num_keys)
         energy_blocks[(2 * B * H, tiles)](
             *grams, w_e, w_r, *shared, energies, parts,
             _strides(w_e), _strides(w_r), B, H, P, S,
             given.averaged, given.lambda_squared, given.trace is None, block, tile,
-            _precision(given.half), num_warps=warps_of(2 * B * H * tiles),
+            _precision(given.half), num_warps=launch.warps_of(2 * B * H * tiles),
             **(_REGISTERS if given.half and P <= _BLOCK else {}),
         )  # fmt: skip
         mean_block[(1,)](
-            parts, *contiguous(given.trace), *shared[1:], mean, slopes, B, H, 2 * H * tiles,
+            parts, *launch.contiguous(given.trace), *shared[1:], mean, slopes, B, H, 2 * H * tiles,
             given.squared, _SEQUENCES, _PARTS, num_warps=4,
         )  # fmt: skip
         return mean, slopes, energies
@@ -79,13 +79,13 @@ class MeanJOp(FusedOp):
         w_e, w_r = _readable(given.w_e), _readable(given.w_r)
         blocks = -(-P // block)
         gradient_blocks[(4 * (B + 1) * H, blocks)](
-            *contiguous(given.gram_q, given.gram_k), w_e, w_r,
-            *contiguous(given.lambda_diag, given.num_queries, given.num_keys),
+            *launch.contiguous(given.gram_q, given.gram_k), w_e, w_r,
+            *launch.contiguous(given.lambda_diag, given.num_queries, given.num_keys),
             slopes, energies, d_mean,
             d_grams, d_weights, d_lambda, None if given.trace is None else d_trace,
             _strides(w_e), _strides(w_r), B, H, P, S,
             given.averaged, given.lambda_squared, given.trace is None, block, tile,
-            _precision(given.half), num_warps=warps_of(4 * B * H * blocks),
+            _precision(given.half), num_warps=launch.warps_of(4 * B * H * blocks),
         )  # fmt: skip
         if w_e.ndim == 3:
             totals = d_weights[:, 0] if B == 1 else gram.new_empty(2, H, P, S)
@@ -145,16 +145,16 @@ def energy_blocks(
     for row in range(0, P, BLOCK):
         total = tl.zeros([BLOCK, TILE], tl.float32)
         for inner in range(0, P, BLOCK):
-            total = product(
-                load_matrix(gram, row, inner, P, P, BLOCK, BLOCK),
-                load_matrix(w, inner, column, P, S, BLOCK, TILE),
+            total = tt.product(
+                tt.load_matrix(gram, row, inner, P, P, BLOCK, BLOCK),
+                tt.load_matrix(w, inner, column, P, S, BLOCK, TILE),
                 total,
                 PRECISION,
             )
-        rows = load_matrix(w, row, column, P, S, BLOCK, TILE)
+        rows = tt.load_matrix(w, row, column, P, S, BLOCK, TILE)
         energy += tl.sum(rows * total, 0)
         if OWN_TRACE:
-            own += tl.sum(rows * load_matrix(other, row, column, P, S, BLOCK, TILE), 0)
+            own += tl.sum(rows * tt.load_matrix(other, row, column, P, S, BLOCK, TILE), 0)
     if AVERAGED:
         energy = energy / _at_least_one(num_tokens, b)
     s = column + tl.arange(0, TILE)
@@ -294,17 +294,17 @@ def _weight_rows(
     for column in range(0, S, TILE):
         total = tl.zeros([BLOCK, TILE], tl.float32)
         for inner in range(0, P, BLOCK):
-            both = load_matrix(gram, row, inner, P, P, BLOCK, BLOCK)
+            both = tt.load_matrix(gram, row, inner, P, P, BLOCK, BLOCK)
             down = both
             if P > BLOCK:
-                down = load_matrix(gram, inner, row, P, P, BLOCK, BLOCK)
-            part = load_matrix(w, inner, column, P, S, BLOCK, TILE)
-            total = product(both + tl.trans(down), part, total, PRECISION)
+                down = tt.load_matrix(gram, inner, row, P, P, BLOCK, BLOCK)
+            part = tt.load_matrix(w, inner, column, P, S, BLOCK, TILE)
+            total = tt.product(both + tl.trans(down), part, total, PRECISION)
         s = column + tl.arange(0, TILE)
         total *= (factor * _diagonal(lambda_diag, h, s, S, LAMBDA_SQUARED))[None, :]
         if OWN_TRACE:
-            total -= d_j * load_matrix(other, row, column, P, S, BLOCK, TILE)
-        store_block(d_w, total, row, column, P, S)
+            total -= d_j * tt.load_matrix(other, row, column, P, S, BLOCK, TILE)
+        tt.store_block(d_w, total, row, column, P, S)
 
 
 @triton.jit
@@ -318,10 +318,10 @@ def _gram_rows(
         for column in range(0, S, TILE):
             s = column + tl.arange(0, TILE)
             c = factor * _diagonal(lambda_diag, h, s, S, LAMBDA_SQUARED)
-            rows = load_matrix(w, row, column, P, S, BLOCK, TILE) * c[None, :]
-            part = load_matrix(w, inner, column, P, S, BLOCK, TILE)
-            total = product(rows, tl.trans(part), total, PRECISION)
-        store_block(d_gram, total, row, inner, P, P)
+            rows = tt.load_matrix(w, row, column, P, S, BLOCK, TILE) * c[None, :]
+            part = tt.load_matrix(w, inner, column, P, S, BLOCK, TILE)
+            total = tt.product(rows, tl.trans(part), total, PRECISION)
+        tt.store_block(d_gram, total, row, inner, P, P)
 
 
 @triton.jit

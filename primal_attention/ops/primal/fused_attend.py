@@ -14,38 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from primal_attention.ops.primal.fused_moment import Rows, add_moments, pull_back_moment
-from primal_attention.ops.triton.launch import (
-    DOTS,
-    Config,
-    Shares,
-    batch_stride,
-    contiguous,
-    count_strides,
-    described,
-    in_runs,
-    mask_bytes,
-    padded,
-    readable,
-    shares_of,
-    spread_shares,
-    strides,
-    writable,
-)
+from primal_attention.ops.triton import launch
+from primal_attention.ops.triton import tiles as tt
+from primal_attention.ops.triton.launch import DOTS, Config, Shares, padded
 from primal_attention.ops.triton.launcher import Descriptor, launched
-from primal_attention.ops.triton.maps import features, inverse_norms, pull_back, scaled
-from primal_attention.ops.triton.matrices import load_matrix, store_matrix
-from primal_attention.ops.triton.products import fitted, product
-from primal_attention.ops.triton.rows import (
-    LENGTHS,
-    by_eight,
-    counted,
-    load_rows,
-    real_tokens,
-    sequence_of,
-    share_of_tokens,
-    spread_tokens,
-    store_rows,
-)
 from primal_attention.ops.triton.sums import summed
 
 # By the larger padded dim of a head.
@@ -143,14 +115,14 @@ def gradient_shares(given: Attended) -> Shares:
 
     It needs more registers: a multiprocessor has two programs at a time, and two after these.
     """
-    return shares_of(given.q, BACKWARD[given.q.dtype][given.width]._replace(programs=264))
+    return launch.shares_of(given.q, BACKWARD[given.q.dtype][given.width]._replace(programs=264))
 
 
 def _blocks(z: Tensor | None, config: Config, real: bool) -> Tensor | Descriptor | None:
     """The tokens z as they are loaded: by a descriptor where all are real and nothing is padded."""
     if z is None or not real or z.dtype != torch.bfloat16 or z.shape[-1] != padded(z.shape[-1]):
         return z
-    return described(z, config.block)
+    return launch.described(z, config.block)
 
 
 def attend(given: Attended, *, gram_q: bool, gram_k: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,17 +135,17 @@ def attend(given: Attended, *, gram_q: bool, gram_k: bool) -> tuple[Tensor, Tens
         q.new_empty((B, H, P, P) if g else (0,), dtype=torch.float32) for g in (gram_q, gram_k)
     )
     written = out if C else None
-    z_q, z_k = readable(q), readable(k)
-    a_e, a_r, bias = contiguous(given.a_e, given.a_r, given.bias)
-    shares, tile = spread_shares(q, config), min(config.tile, padded(max(P, C)))
+    z_q, z_k = launch.readable(q), launch.readable(k)
+    a_e, a_r, bias = launch.contiguous(given.a_e, given.a_r, given.bias)
+    shares, tile = launch.spread_shares(q, config), min(config.tile, padded(max(P, C)))
     # Of the elu map, which no condition holds back then, the compiler would load nothing ahead.
     whole = shares.whole and "elu" not in (map_q, map_k)
     real = whole and given.token_mask is None and tile == padded(P)
     with summed(q, shares, g_q if gram_q else None, g_k if gram_k else None) as grams:
         forward_blocks[(shares.programs, -(-max(P, C) // tile))](
             _blocks(z_q, config, real), _blocks(z_k, config, real), a_e, a_r, bias,
-            mask_bytes(given.token_mask), written, *grams,
-            strides(z_q), strides(z_k), strides(written), batch_stride(a_e), batch_stride(a_r),
+            launch.mask_bytes(given.token_mask), written, *grams,
+            *map(launch.strides, (z_q, z_k, written)), *map(launch.batch_stride, (a_e, a_r)),
             N, H, shares.splits, shares.tokens, P, C, map_q, map_k, DOTS[q.dtype],
             config.block, padded(P), tile, whole, **config.launch,
         )  # fmt: skip
@@ -214,29 +186,29 @@ def _write_at_once(
 ) -> None:
     """All gradients in one pass, whose programs have one side each."""
     counts = None if by_counts is None else by_counts.counts
-    z_q, z_k = readable(given.q), readable(given.k)
-    d_rows = None if d.out is None else readable(d.out)
-    a_e, a_r, d_gram_q, d_gram_k = contiguous(given.a_e, given.a_r, d.gram_q, d.gram_k)
+    z_q, z_k = launch.readable(given.q), launch.readable(given.k)
+    d_rows = None if d.out is None else launch.readable(d.out)
+    a_e, a_r, d_gram_q, d_gram_k = launch.contiguous(given.a_e, given.a_r, d.gram_q, d.gram_k)
     (B, N, H, P), C = given.q.shape, given.columns
     options: dict[str, int] = config.launch
-    shares = shares_of(given.q, config) if sums is None else gradient_shares(given)
+    shares = launch.shares_of(given.q, config) if sums is None else gradient_shares(given)
     sums_run_on = into.a_e is not None or into.a_r is not None
-    if sums is None and sums_run_on and not any(map(batch_stride, (a_e, a_r))):
-        shares = in_runs(given.q, shares, config)
+    if sums is None and sums_run_on and not any(map(launch.batch_stride, (a_e, a_r))):
+        shares = launch.in_runs(given.q, shares, config)
     if shares.sequences > 1:
         options |= RUN_REGISTERS.get(given.width, {})
     real = shares.whole and given.token_mask is None
     with (
         summed(given.q, shares, into.a_e, into.a_r, into.bias) as small,
-        writable(into.q) as dq_rows,
-        writable(into.k) as dk_rows,
+        launch.writable(into.q) as dq_rows,
+        launch.writable(into.k) as dk_rows,
     ):
         backward_blocks[(2 * shares.programs,)](
             _blocks(z_q, config, real), _blocks(z_k, config, real), a_e, a_r,
-            mask_bytes(given.token_mask), counts, _blocks(d_rows, config, real),
+            launch.mask_bytes(given.token_mask), counts, _blocks(d_rows, config, real),
             d_gram_q, d_gram_k, dq_rows, dk_rows, *small, sums,
-            strides(z_q), strides(z_k), strides(d_rows), strides(dq_rows), strides(dk_rows),
-            count_strides(counts), batch_stride(a_e), batch_stride(a_r),
+            *map(launch.strides, (z_q, z_k, d_rows, dq_rows, dk_rows)),
+            launch.count_strides(counts), *map(launch.batch_stride, (a_e, a_r)),
             N, H, shares.splits, shares.tokens,
             B, shares.sequences if shares.sequences > 1 else None,
             P, C, given.map_q, given.map_k, DOTS[given.q.dtype],
@@ -264,7 +236,7 @@ def _write_by_side(given: Attended, d: OutputGradients, into: InputGradients) ->
 
 
 @launched
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=tt.LENGTHS)
 def forward_blocks(
     q, k, a_e, a_r, bias, mask, out, gram_q, gram_k,
     q_strides, k_strides, out_strides, a_e_stride, a_r_stride,
@@ -273,11 +245,11 @@ def forward_blocks(
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Out = phi_q A_e + phi_k A_r + bias and the sums of phi phi^T, one tile of their columns."""
-    b, h, first, last = spread_tokens(tl.program_id(0), N, H, splits, tokens, BLOCK_N)
+    b, h, first, last = tt.spread_tokens(tl.program_id(0), N, H, splits, tokens, BLOCK_N)
     column = tl.program_id(1) * TILE
-    q = sequence_of(q, q_strides, b, h)
-    k = sequence_of(k, k_strides, b, h) if k is not None else None
-    out = sequence_of(out, out_strides, b, h) if out is not None else None
+    q = tt.sequence_of(q, q_strides, b, h)
+    k = tt.sequence_of(k, k_strides, b, h) if k is not None else None
+    out = tt.sequence_of(out, out_strides, b, h) if out is not None else None
     head = h * (P * C)
     proj_e, scale_e = _projection(a_e, b * a_e_stride + head, column, P, C, BLOCK_P, TILE, DOT)
     proj_r, scale_r = _projection(a_r, b * a_r_stride + head, column, P, C, BLOCK_P, TILE, DOT)
@@ -306,7 +278,7 @@ def attend_tokens(
     sum_q = tl.zeros([BLOCK_P, TILE], tl.float32)
     sum_k = tl.zeros([BLOCK_P, TILE], tl.float32)
     for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, end, BLOCK_N)
+        real = tt.real_tokens(mask, b, N, start, end, BLOCK_N)
         total = tl.zeros([BLOCK_N, TILE], tl.float32) + shift[None, :]
         total, base_q, tile_q = _side_forward(
             q, start, q_stride, real, column, proj_e, scale_e, total,
@@ -320,15 +292,15 @@ def attend_tokens(
         if out is not None:
             if mask is not None:
                 total = tl.where(real[:, None], total, 0.0)
-            store_rows(out, total, start, out_stride, end, column, C, TILE)
+            tt.store_rows(out, total, start, out_stride, end, column, C, TILE)
         if gram_q is not None:
-            sum_q = product(tl.trans(base_q), tile_q, sum_q)
+            sum_q = tt.product(tl.trans(base_q), tile_q, sum_q)
         if gram_k is not None:
-            sum_k = product(tl.trans(base_k), tile_k, sum_k)
+            sum_k = tt.product(tl.trans(base_k), tile_k, sum_k)
     if gram_q is not None:
-        store_matrix(gram_q + program * (P * P), sum_q, column, P, P)
+        tt.store_matrix(gram_q + program * (P * P), sum_q, column, P, P)
     if gram_k is not None:
-        store_matrix(gram_k + program * (P * P), sum_k, column, P, P)
+        tt.store_matrix(gram_k + program * (P * P), sum_k, column, P, P)
 
 
 @triton.jit
@@ -341,17 +313,17 @@ def _side_forward(
 
     The product comes first: norms are found while it runs.
     """
-    rows = load_rows(z, start, stride, real, 0, P, BLOCK_P)
-    inverse = inverse_norms(rows, FEATURE_MAP, DOT)
-    base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+    rows = tt.load_rows(z, start, stride, real, 0, P, BLOCK_P)
+    inverse = tt.inverse_norms(rows, FEATURE_MAP, DOT)
+    base, factor = tt.features(rows, inverse, real, FEATURE_MAP, DOT)
     if HAS_A:
-        part = product(base, proj, tl.zeros(total.shape, tl.float32))
-        total += scaled(part, factor * scale)
+        part = tt.product(base, proj, tl.zeros(total.shape, tl.float32))
+        total += tt.scaled(part, factor * scale)
     tile = base
     if TILE != BLOCK_P:
-        rows = load_rows(z, start, stride, real, column, P, TILE)
-        tile, _ = features(rows, inverse, real, FEATURE_MAP, DOT)
-    return total, base, scaled(tile, factor * factor).to(DOT)
+        rows = tt.load_rows(z, start, stride, real, column, P, TILE)
+        tile, _ = tt.features(rows, inverse, real, FEATURE_MAP, DOT)
+    return total, base, tt.scaled(tile, factor * factor).to(DOT)
 
 
 @triton.jit
@@ -362,12 +334,12 @@ def _projection(
     """A tile of A of this head, fitted, and its scale; zero where there is none."""
     matrix = tl.zeros([BLOCK_P, TILE], tl.float32)
     if a is not None:
-        matrix = load_matrix(a + offset, 0, column, P, C, BLOCK_P, TILE)
-    return fitted(matrix, DOT)
+        matrix = tt.load_matrix(a + offset, 0, column, P, C, BLOCK_P, TILE)
+    return tt.fitted(matrix, DOT)
 
 
 @launched
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=tt.LENGTHS)
 def backward_blocks(
     q, k, a_e, a_r, mask, counts, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias, sums,
     q_strides, k_strides, d_out_strides, dq_strides, dk_strides, count_strides,
@@ -412,7 +384,7 @@ def _side_backward(
     DIVIDED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The heads of one side stand in the rows of sums from the given one on."""
-    b, h, first, last = share_of_tokens(program, N, H, splits, tokens)
+    b, h, first, last = tt.share_of_tokens(program, N, H, splits, tokens)
     proj, scale = _projection(a, b * a_stride + h * (P * C), 0, P, C, BLOCK_P, BLOCK_C, DOT)
     sum_a = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
     sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
@@ -430,12 +402,12 @@ def _side_backward(
             P, C, FEATURE_MAP, DOT, BLOCK_N, BLOCK_P, BLOCK_C, DIVIDED, WHOLE,
         )  # fmt: skip
     if da is not None:
-        store_matrix(da + program.to(tl.int64) * (P * C), tl.trans(sum_a), 0, P, C)
+        tt.store_matrix(da + program.to(tl.int64) * (P * C), tl.trans(sum_a), 0, P, C)
     if d_bias is not None:
-        store_matrix(d_bias + program.to(tl.int64) * C, tl.sum(sum_bias, 0)[None, :], 0, 1, C)
+        tt.store_matrix(d_bias + program.to(tl.int64) * C, tl.sum(sum_bias, 0)[None, :], 0, 1, C)
     if sums is not None:
         place = sums + (program // H * (2 * H) + row + h) * P
-        store_matrix(place, tl.sum(sum_z, 0)[None, :], 0, 1, P)
+        tt.store_matrix(place, tl.sum(sum_z, 0)[None, :], 0, 1, P)
 
 
 @triton.jit
@@ -449,28 +421,28 @@ def _share_backward(
 ):  # fmt: skip
     """Dz of the tokens from first to last of one sequence, and the sums grown by them."""
     end = None if WHOLE else last
-    z, dz = sequence_of(z, z_strides, b, h), sequence_of(dz, dz_strides, b, h)
-    d_out = sequence_of(d_out, d_out_strides, b, h) if d_out is not None else None
+    z, dz = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(dz, dz_strides, b, h)
+    d_out = tt.sequence_of(d_out, d_out_strides, b, h) if d_out is not None else None
     both, scale_both = _both_ways(d_gram, (b * H + h) * (P * P), P, BLOCK_P, DOT)
     for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, end, BLOCK_N)
+        real = tt.real_tokens(mask, b, N, start, end, BLOCK_N)
         d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
         if d_out is not None:
-            d_rows = load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
+            d_rows = tt.load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
         if HAS_BIAS:
             groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
             sum_bias += tl.sum(groups, 0)
         share = tl.full([BLOCK_N], 1.0, tl.float32)
         if DIVIDED:
-            share /= tl.maximum(counted(counts, count_strides, b, start, end, BLOCK_N), 1.0)
-        rows = load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
+            share /= tl.maximum(tt.counted(counts, count_strides, b, start, end, BLOCK_N), 1.0)
+        rows = tt.load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
         d_rows, sum_a = _block_backward(
             rows, real, share, d_rows, proj, scale, both, scale_both, sum_a,
             HAS_A, d_gram is not None, FEATURE_MAP, DOT,
         )  # fmt: skip
-        store_rows(dz, d_rows, start, dz_strides[1], end, 0, P, BLOCK_P)
+        tt.store_rows(dz, d_rows, start, dz_strides[1], end, 0, P, BLOCK_P)
         if HAS_SUMS:
-            sum_z += by_eight(d_rows)
+            sum_z += tt.by_eight(d_rows)
     return sum_a, sum_bias, sum_z
 
 
@@ -480,21 +452,21 @@ def _block_backward(
     HAS_A: tl.constexpr, HAS_GRAM: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one block of queries or keys, and the sum of d_out phi^T grown by this block."""
-    inverse = inverse_norms(rows, FEATURE_MAP, DOT)
-    base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+    inverse = tt.inverse_norms(rows, FEATURE_MAP, DOT)
+    base, factor = tt.features(rows, inverse, real, FEATURE_MAP, DOT)
     d_phi = tl.zeros(rows.shape, tl.float32)
     if HAS_A:
-        sum_a = product(tl.trans(d_rows), scaled(base, factor).to(DOT), sum_a)
+        sum_a = tt.product(tl.trans(d_rows), tt.scaled(base, factor).to(DOT), sum_a)
     if HAS_GRAM:
-        d_phi = scaled(product(base, both, d_phi), factor * (scale_both / scale))
+        d_phi = tt.scaled(tt.product(base, both, d_phi), factor * (scale_both / scale))
     if HAS_A:
-        d_phi = product(d_rows, tl.trans(proj), d_phi)
+        d_phi = tt.product(d_rows, tl.trans(proj), d_phi)
     share *= scale
     if FEATURE_MAP == "cosine":
         inverse *= share  # the derivative has it as a factor
     else:
-        d_phi = scaled(d_phi, share)
-    return pull_back(base, factor, inverse, d_phi, FEATURE_MAP), sum_a
+        d_phi = tt.scaled(d_phi, share)
+    return tt.pull_back(base, factor, inverse, d_phi, FEATURE_MAP), sum_a
 
 
 @triton.jit
@@ -502,6 +474,6 @@ def _both_ways(d_gram, offset, P: tl.constexpr, BLOCK_P: tl.constexpr, DOT: tl.c
     """DG + dG^T of this head, fitted, and its scale; zero where there is none."""
     matrix = tl.zeros([BLOCK_P, BLOCK_P], tl.float32)
     if d_gram is not None:
-        matrix = load_matrix(d_gram + offset, 0, 0, P, P, BLOCK_P, BLOCK_P)
+        matrix = tt.load_matrix(d_gram + offset, 0, 0, P, P, BLOCK_P, BLOCK_P)
         matrix += tl.trans(matrix)
-    return fitted(matrix, DOT)
+    return tt.fitted(matrix, DOT)

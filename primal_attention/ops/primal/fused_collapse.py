@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from primal_attention.ops.triton.launch import DOTS, contiguous, padded, warps_of
+from primal_attention.ops.triton import launch
+from primal_attention.ops.triton import tiles as tt
+from primal_attention.ops.triton.launch import DOTS, padded
 from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.matrices import load_matrix, load_operand, store_block
-from primal_attention.ops.triton.products import product
 from primal_attention.ops.triton.sums import add_up
 
 _TILE = 64  # rows of W that one program takes, at most
@@ -86,9 +86,9 @@ def collapse(
         e.new_empty(0 if c is None else (*lead, P, sizes.C), dtype=of_a) for c in (c_e, c_r)
     )
     collapse_blocks[(matrices, sizes.tiles, 2)](
-        *contiguous(e, r), c_e, c_r, *(copies or (None, None)), a_e, a_r,
+        *launch.contiguous(e, r), c_e, c_r, *(copies or (None, None)), a_e, a_r,
         map_strides(c_e), map_strides(c_r), *sizes, precision,
-        num_warps=warps_of(2 * sizes.tiles * matrices),
+        num_warps=launch.warps_of(2 * sizes.tiles * matrices),
     )  # fmt: skip
     return a_e, a_r
 
@@ -128,9 +128,9 @@ def pull_back_sides(
     shape = (matrices * sizes.tiles, sizes.C, S)
     parts = [None if da is None else e.new_empty(shape, dtype=torch.float32) for da in grads[2:]]
     total_blocks[(matrices, sizes.tiles, 2)](
-        c_e, c_r, *contiguous(e, r, *grads), *totals, *parts,
+        c_e, c_r, *launch.contiguous(e, r, *grads), *totals, *parts,
         map_strides(c_e), map_strides(c_r), scale, *sizes, precision,
-        num_warps=warps_of(2 * sizes.tiles * matrices),
+        num_warps=launch.warps_of(2 * sizes.tiles * matrices),
     )  # fmt: skip
     return parts
 
@@ -154,13 +154,13 @@ def collapse_blocks(
     """Rows of A_e = W_e C_e or of A_r, and of the weights in float32 where they are wanted."""
     matrix, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
     if tl.program_id(2) == 0:
-        weights = load_matrix(w_e + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
+        weights = tt.load_matrix(w_e + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
         store_side(
             weights, c_e, given_e, a_e, c_e_strides, matrix, row,
             P, S, C, BLOCK_S, BLOCK_C, PRECISION,
         )  # fmt: skip
     else:
-        weights = load_matrix(w_r + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
+        weights = tt.load_matrix(w_r + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
         store_side(
             weights, c_r, given_r, a_r, c_r_strides, matrix, row,
             P, S, C, BLOCK_S, BLOCK_C, PRECISION,
@@ -175,13 +175,13 @@ def store_side(
 ):  # fmt: skip
     """Write rows of the weights of one side, and of their product with the output map."""
     if given is not None:
-        store_block(given + matrix * (P * S), weights, row, 0, P, S)
+        tt.store_block(given + matrix * (P * S), weights, row, 0, P, S)
     if c is not None:
         for column in range(0, C, BLOCK_C):
             part = load_map(c, c_strides, column, S, C, BLOCK_S, BLOCK_C)
             nothing = tl.zeros([weights.shape[0], BLOCK_C], tl.float32)
-            projected = product(weights, part, nothing, PRECISION)
-            store_block(a + matrix * (P * C), projected, row, column, P, C)
+            projected = tt.product(weights, part, nothing, PRECISION)
+            tt.store_block(a + matrix * (P * C), projected, row, column, P, C)
 
 
 @launched
@@ -218,18 +218,18 @@ def _side_total(
     matrix, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
     side = tl.zeros([TILE, BLOCK_S], tl.float32)
     if d_w is not None:
-        side += load_matrix(d_w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
+        side += tt.load_matrix(d_w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
     if da is not None:
         part = dc + (matrix * tl.num_programs(1) + tl.program_id(1)) * (S * C)
-        weights = load_operand(w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
+        weights = tt.load_operand(w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
         for column in range(0, C, BLOCK_C):
-            d_block = load_operand(da + matrix * (P * C), row, column, P, C, TILE, BLOCK_C)
+            d_block = tt.load_operand(da + matrix * (P * C), row, column, P, C, TILE, BLOCK_C)
             of_c = load_map(c, c_strides, column, S, C, BLOCK_S, BLOCK_C)
-            side = product(d_block, tl.trans(of_c), side, PRECISION)
+            side = tt.product(d_block, tl.trans(of_c), side, PRECISION)
             nothing = tl.zeros([BLOCK_C, BLOCK_S], tl.float32)
-            d_map = product(tl.trans(d_block), weights, nothing, PRECISION)
-            store_block(part, d_map, column, 0, C, S)
-    store_block(total + matrix * (P * S), side * scale, row, 0, P, S)
+            d_map = tt.product(tl.trans(d_block), weights, nothing, PRECISION)
+            tt.store_block(part, d_map, column, 0, C, S)
+    tt.store_block(total + matrix * (P * S), side * scale, row, 0, P, S)
 
 
 @triton.jit

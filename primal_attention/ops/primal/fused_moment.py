@@ -12,30 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from primal_attention.ops.triton.launch import (
-    DOTS,
-    Config,
-    batch_stride,
-    contiguous,
-    mask_bytes,
-    padded,
-    readable,
-    shares_of,
-    strides,
-    writable,
-)
+from primal_attention.ops.triton import launch
+from primal_attention.ops.triton import tiles as tt
+from primal_attention.ops.triton.launch import DOTS, Config, padded
 from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.maps import features, inverse_norms, pull_back, scaled
-from primal_attention.ops.triton.matrices import load_matrix, store_matrix
-from primal_attention.ops.triton.products import fitted, product, scaled_product
-from primal_attention.ops.triton.rows import (
-    LENGTHS,
-    load_rows,
-    real_tokens,
-    sequence_of,
-    share_of_tokens,
-    store_rows,
-)
 from primal_attention.ops.triton.sums import summed
 
 # By the padded head dim. Tiles are columns of the moment.
@@ -79,13 +59,14 @@ def add_moments(
     The sum of each sequence is multiplied by its ``inverse_n``, where that is given.
     """
     config = CONFIGS[rows.z.dtype][padded(rows.z.shape[-1])]
-    z, values = readable(rows.z), readable(values)
+    z, values = launch.readable(rows.z), launch.readable(values)
     (_, N, H, P), S = z.shape, values.shape[-1]
-    shares = shares_of(z, config)
+    shares = launch.shares_of(z, config)
     tile = min(config.tile, padded(S))
     with summed(z, shares, total) as parts:
         moment_blocks[(shares.programs, -(-S // tile))](
-            z, values, mask_bytes(rows.token_mask), inverse_n, *parts, strides(z), strides(values),
+            z, values, launch.mask_bytes(rows.token_mask), inverse_n, *parts,
+            *map(launch.strides, (z, values)),
             N, H, shares.splits, shares.tokens, P, S, rows.feature_map, DOTS[z.dtype],
             config.block, padded(P), tile, **config.launch,
         )  # fmt: skip
@@ -108,34 +89,33 @@ def pull_back_moment(
     in dz is kept and added to where ``add`` is set.
     """
     config = CONFIGS[rows.z.dtype][padded(rows.z.shape[-1])]
-    z, values = readable(rows.z), None if values is None else readable(values)
+    z, values = launch.readable(rows.z), None if values is None else launch.readable(values)
     (_, N, H, P), S = z.shape, 0 if values is None else values.shape[-1]
-    matrix, d_gram = contiguous(matrix, d_gram)
+    matrix, d_gram = launch.contiguous(matrix, d_gram)
     tile = min(config.tile, padded(S if d_gram is None else P))
-    shares = shares_of(z, config._replace(programs=1 << 30))
-    with writable(dz) as dz_rows, writable(d_values) as d_value_rows:
+    shares = launch.shares_of(z, config._replace(programs=1 << 30))
+    with launch.writable(dz) as dz_rows, launch.writable(d_values) as d_value_rows:
         if add and dz_rows is not None and dz_rows is not dz:
             dz_rows.copy_(dz)
         pull_back_blocks[(shares.programs,)](
-            z, values, matrix, d_gram, mask_bytes(rows.token_mask), inverse_n,
-            dz_rows, d_value_rows,
-            strides(z), strides(values), strides(dz_rows), strides(d_value_rows),
-            batch_stride(matrix), N, H, shares.splits, shares.tokens, P, S, rows.feature_map,
-            DOTS[z.dtype], add, config.block, padded(P), tile, **config.launch,
+            z, values, matrix, d_gram, launch.mask_bytes(rows.token_mask), inverse_n,
+            dz_rows, d_value_rows, *map(launch.strides, (z, values, dz_rows, d_value_rows)),
+            launch.batch_stride(matrix), N, H, shares.splits, shares.tokens, P, S,
+            rows.feature_map, DOTS[z.dtype], add, config.block, padded(P), tile, **config.launch,
         )  # fmt: skip
 
 
 @launched
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=tt.LENGTHS)
 def moment_blocks(
     z, values, mask, inverse_n, moment, z_strides, value_strides, N, H, splits, tokens,
     P: tl.constexpr, S: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The sum of phi h^T over the tokens of this program, by n or not; one tile of its columns."""
-    b, h, first, last = share_of_tokens(tl.program_id(0), N, H, splits, tokens)
+    b, h, first, last = tt.share_of_tokens(tl.program_id(0), N, H, splits, tokens)
     column = tl.program_id(1) * TILE
-    z, values = sequence_of(z, z_strides, b, h), sequence_of(values, value_strides, b, h)
+    z, values = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(values, value_strides, b, h)
     total = summed_moment(
         z, values, mask, b, z_strides[1], value_strides[1], N, first, last, column,
         P, S, FEATURE_MAP, DOT, BLOCK_N, BLOCK_P, TILE,
@@ -143,7 +123,7 @@ def moment_blocks(
     if inverse_n is not None:
         total *= tl.load(inverse_n + b)
     program = tl.program_id(0).to(tl.int64)
-    store_matrix(moment + program * (P * S), total, column, P, S)
+    tt.store_matrix(moment + program * (P * S), total, column, P, S)
 
 
 @triton.jit
@@ -155,17 +135,17 @@ def summed_moment(
     """The sum of phi h^T over the tokens from first to last, a tile of its columns."""
     total = tl.zeros([BLOCK_P, TILE], tl.float32)
     for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, last, BLOCK_N)
-        rows = load_rows(z, start, z_stride, real, 0, P, BLOCK_P)
-        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
-        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
-        row_values = load_rows(values, start, value_stride, real, column, S, TILE)
-        total = product(tl.trans(base), scaled(row_values, factor).to(DOT), total)
+        real = tt.real_tokens(mask, b, N, start, last, BLOCK_N)
+        rows = tt.load_rows(z, start, z_stride, real, 0, P, BLOCK_P)
+        inverse = tt.inverse_norms(rows, FEATURE_MAP, DOT)
+        base, factor = tt.features(rows, inverse, real, FEATURE_MAP, DOT)
+        row_values = tt.load_rows(values, start, value_stride, real, column, S, TILE)
+        total = tt.product(tl.trans(base), tt.scaled(row_values, factor).to(DOT), total)
     return total
 
 
 @launched
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=tt.LENGTHS)
 def pull_back_blocks(
     z, values, matrix, d_gram, mask, inverse_n, dz, d_values,
     z_strides, value_strides, dz_strides, d_value_strides, matrix_stride, N, H, splits, tokens,
@@ -173,41 +153,41 @@ def pull_back_blocks(
     ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M; dz is added to or written."""
-    b, h, first, last = share_of_tokens(tl.program_id(0), N, H, splits, tokens)
-    z, dz = sequence_of(z, z_strides, b, h), sequence_of(dz, dz_strides, b, h)
+    b, h, first, last = tt.share_of_tokens(tl.program_id(0), N, H, splits, tokens)
+    z, dz = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(dz, dz_strides, b, h)
     if values is not None:
-        values = sequence_of(values, value_strides, b, h)
+        values = tt.sequence_of(values, value_strides, b, h)
         matrix += b * matrix_stride + h * (P * S)
-    d_values = sequence_of(d_values, d_value_strides, b, h) if d_values is not None else None
+    d_values = tt.sequence_of(d_values, d_value_strides, b, h) if d_values is not None else None
     d_gram = d_gram + (b * H + h) * (P * P) if d_gram is not None else None
     for start in range(first, last, BLOCK_N):
-        real = real_tokens(mask, b, N, start, last, BLOCK_N)
-        rows = load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
-        inverse = inverse_norms(rows, FEATURE_MAP, DOT)
-        base, factor = features(rows, inverse, real, FEATURE_MAP, DOT)
+        real = tt.real_tokens(mask, b, N, start, last, BLOCK_N)
+        rows = tt.load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
+        inverse = tt.inverse_norms(rows, FEATURE_MAP, DOT)
+        base, factor = tt.features(rows, inverse, real, FEATURE_MAP, DOT)
         d_phi = tl.zeros([BLOCK_N, BLOCK_P], tl.float32)
         if d_gram is not None:
             d_phi = _gram_gradient(
                 z, start, z_strides[1], real, base, inverse, d_phi, d_gram,
                 P, FEATURE_MAP, DOT, BLOCK_P, TILE,
             )  # fmt: skip
-            d_phi = scaled(d_phi, factor)
+            d_phi = tt.scaled(d_phi, factor)
         if values is not None:
             for column in range(0, S, TILE):
-                row_values = load_rows(values, start, value_strides[1], real, column, S, TILE)
-                part = load_matrix(matrix, 0, column, P, S, BLOCK_P, TILE)
+                row_values = tt.load_rows(values, start, value_strides[1], real, column, S, TILE)
+                part = tt.load_matrix(matrix, 0, column, P, S, BLOCK_P, TILE)
                 if inverse_n is not None:
                     part *= tl.load(inverse_n + b)
-                part, scale = fitted(part, DOT)
-                d_phi = scaled_product(row_values.to(DOT), tl.trans(part), scale, d_phi)
+                part, scale = tt.fitted(part, DOT)
+                d_phi = tt.scaled_product(row_values.to(DOT), tl.trans(part), scale, d_phi)
                 if d_values is not None:
-                    dh = product(base, part, tl.zeros([BLOCK_N, TILE], tl.float32))
-                    dh = scaled(dh, factor * scale)
-                    store_rows(d_values, dh, start, d_value_strides[1], last, column, S, TILE)
-        d_z = pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
+                    dh = tt.product(base, part, tl.zeros([BLOCK_N, TILE], tl.float32))
+                    dh = tt.scaled(dh, factor * scale)
+                    tt.store_rows(d_values, dh, start, d_value_strides[1], last, column, S, TILE)
+        d_z = tt.pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
         if ADD:
-            d_z += load_rows(dz, start, dz_strides[1], real, 0, P, BLOCK_P).to(tl.float32)
-        store_rows(dz, d_z, start, dz_strides[1], last, 0, P, BLOCK_P)
+            d_z += tt.load_rows(dz, start, dz_strides[1], real, 0, P, BLOCK_P).to(tl.float32)
+        tt.store_rows(dz, d_z, start, dz_strides[1], last, 0, P, BLOCK_P)
 
 
 @triton.jit
@@ -218,18 +198,18 @@ def _gram_gradient(
 ):  # fmt: skip
     """Base (dG + dG^T), added to dphi."""
     for row in range(0, P, TILE):
-        part, scale = fitted(_both_ways(d_gram, row, P, BLOCK_P, TILE), DOT)
+        part, scale = tt.fitted(_both_ways(d_gram, row, P, BLOCK_P, TILE), DOT)
         if TILE == BLOCK_P:
-            d_phi = scaled_product(base, part, scale, d_phi)
+            d_phi = tt.scaled_product(base, part, scale, d_phi)
         else:
-            columns = load_rows(z, start, stride, real, row, P, TILE)
-            tile, _ = features(columns, inverse, real, FEATURE_MAP, DOT)
-            d_phi = scaled_product(tile, part, scale, d_phi)
+            columns = tt.load_rows(z, start, stride, real, row, P, TILE)
+            tile, _ = tt.features(columns, inverse, real, FEATURE_MAP, DOT)
+            d_phi = tt.scaled_product(tile, part, scale, d_phi)
     return d_phi
 
 
 @triton.jit
 def _both_ways(d_gram, row, P: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr):
     """Rows of dG + dG^T."""
-    down = load_matrix(d_gram, 0, row, P, P, BLOCK_P, TILE)
-    return load_matrix(d_gram, row, 0, P, P, TILE, BLOCK_P) + tl.trans(down)
+    down = tt.load_matrix(d_gram, 0, row, P, P, BLOCK_P, TILE)
+    return tt.load_matrix(d_gram, row, 0, P, P, TILE, BLOCK_P) + tl.trans(down)

@@ -1,0 +1,391 @@
+"""Device code for tiles: rows of tokens, small matrices, products, features and their gradients.
+
+All of these functions are called from Triton code. Rows are the tokens of a block in one head,
+[n, C]; rows and matrices are padded to powers of two and zero outside the tensor. Features are
+factor * base; for the cosine map the base is the rows as they lie in memory, which thus go into
+the products without passing through registers.
+
+Letters: B batch, N tokens, H heads, C head dim, n tokens of a block.
+"""
+
+import triton
+import triton.language as tl
+
+# Arguments whose values make no difference to the code, so that no length is compiled for.
+LENGTHS = ["N", "H", "splits", "tokens", "B", "sequences"]
+
+
+@triton.jit
+def share_of_tokens(program, N, H, number, tokens):
+    """Sequence, head, first and last token of a program; neighbours read neighbouring heads."""
+    first = (program // H % number) * tokens
+    last = tl.minimum(first + tokens, N)
+    return (program // H // number).to(tl.int64), (program % H).to(tl.int64), first, last
+
+
+@triton.jit
+def spread_tokens(program, N, H, number, tokens, BLOCK: tl.constexpr):
+    """The same where the last shares have a block less, as many of them as there have to be."""
+    part, shorter = program // H % number, number * (tokens // BLOCK) - tl.cdiv(N, BLOCK)
+    first = part * tokens - tl.maximum(part + shorter - number, 0) * BLOCK
+    last = tl.minimum(first + tokens - (part + shorter >= number) * BLOCK, N)
+    return (program // H // number).to(tl.int64), (program % H).to(tl.int64), first, last
+
+
+@triton.jit
+def sequence_of(tensor, strides, b, h):
+    """Sequence b and head h of a tensor [B, N, H, C]: a pointer to its first token.
+
+    Of a descriptor [B, N, H C], where it is to load instead: itself, the sequence and the column.
+    """
+    if isinstance(tensor, tl.tensor):
+        return tensor + b * strides[0] + h * strides[2]
+    else:
+        return tensor, b.to(tl.int32), (h * strides[2]).to(tl.int32)
+
+
+@triton.jit
+def existing(start, end, BLOCK_N: tl.constexpr):
+    """Which of the n tokens from start on lie before the end.
+
+    Where all blocks are whole there is no end. The compiler sees that all tokens are before it.
+    """
+    n = start + tl.arange(0, BLOCK_N)
+    return tl.full([BLOCK_N], True, tl.int1) if end is None else n < end
+
+
+@triton.jit
+def real_tokens(mask, b, N, start, end, BLOCK_N: tl.constexpr):
+    """Which of the n tokens from start on are real and lie before the end, if there is one."""
+    real = existing(start, end, BLOCK_N)
+    if mask is not None:
+        n = start + tl.arange(0, BLOCK_N)
+        real = real & (tl.load(mask + b * N + n, mask=real, other=0) != 0)
+    return real
+
+
+@triton.jit
+def _row_places(
+    tensor, start, stride, tokens, column, C: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    n, c = tl.arange(0, tokens.shape[0]), column + tl.arange(0, BLOCK_C)
+    exists = tokens[:, None]
+    if C % BLOCK_C != 0:
+        exists = exists & (c < C)[None, :]
+    first = tl.full([], 0, tl.int64) + start  # the number of the token times the stride may be long
+    return tensor + first * stride + (n[:, None] * stride + c[None, :]), exists
+
+
+@triton.jit
+def load_rows(tensor, start, stride, real, column, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Columns of the n tokens from start on; zero, and never read, where they are not real.
+
+    By a descriptor where the tensor is one, of whose blocks all tokens are real.
+    """
+    if isinstance(tensor, tl.tensor):
+        places, exists = _row_places(tensor, start, stride, real, column, C, BLOCK_C)
+        return tl.load(places, mask=exists, other=0.0)
+    else:
+        descriptor, b, head = tensor
+        rows = descriptor.load([b, start, head + column])
+        return tl.reshape(rows, [real.shape[0], BLOCK_C])
+
+
+@triton.jit
+def store_rows(
+    tensor, rows, start, stride, end, column, C: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """Write columns of the tokens from start on that lie before the end, if there is one.
+
+    The condition is put otherwise than that of the loads. These are made blocks ahead, so that one
+    condition for both would be kept until here, and be in the way of all between.
+    """
+    n = tl.arange(0, rows.shape[0])
+    written = tl.full(n.shape, True, tl.int1) if end is None else n < end - start
+    places, exists = _row_places(tensor, start, stride, written, column, C, BLOCK_C)
+    tl.store(places, rows.to(tensor.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def columns_of(real, C: tl.constexpr, WIDTH: tl.constexpr):
+    """Which entries of a block [n, WIDTH] are of real tokens and not padding of the columns."""
+    keep = real[:, None]
+    if C != WIDTH:
+        keep = keep & (tl.arange(0, WIDTH) < C)[None, :]
+    return keep
+
+
+@triton.jit
+def walk(first, last, step, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
+    """The first token of the block that comes at this step."""
+    if BACKWARD:
+        step = tl.cdiv(last - first, BLOCK) - 1 - step
+    return first + step * BLOCK
+
+
+@triton.jit
+def counted(counts, strides, b, start, end, BLOCK: tl.constexpr):
+    """The number t of real tokens up to each before the end, float32 [n]; counts is [B, N].
+
+    Without counts, all tokens are real and no others come before them.
+    """
+    n = start + tl.arange(0, BLOCK)
+    if counts is None:
+        return (n + 1).to(tl.float32)
+    else:
+        places = counts + b * strides[0] + n * strides[1]
+        return tl.load(places, mask=existing(start, end, BLOCK), other=1).to(tl.float32)
+
+
+@triton.jit
+def shares(counts, strides, b, start, end, BLOCK: tl.constexpr):
+    """1 / t for the number t of real tokens up to each, float32 [n]."""
+    return 1.0 / tl.maximum(counted(counts, strides, b, start, end, BLOCK), 1.0)
+
+
+@triton.jit
+def row_of(tensor, row, C: tl.constexpr, WIDTH: tl.constexpr):
+    """A row of a contiguous matrix [., C] in float32, padded with zeros; zeros without a matrix."""
+    columns = tl.arange(0, WIDTH)
+    values = tl.zeros([WIDTH], tl.float32)
+    if tensor is not None:
+        values += tl.load(tensor + row * C + columns, mask=columns < C, other=0.0)
+    return values
+
+
+@triton.jit
+def store_row(tensor, row, values, C: tl.constexpr, WIDTH: tl.constexpr):
+    """Write a row of a contiguous matrix [., C]."""
+    columns = tl.arange(0, WIDTH)
+    tl.store(tensor + row * C + columns, values, mask=columns < C)
+
+
+@triton.jit
+def by_eight(rows):
+    """Sums of the rows [n, C] that are eight apart, in pairs: of a product, one thread has both."""
+    pairs = tl.reshape(rows, [rows.shape[0] // 16, 2, 8, rows.shape[1]])
+    return tl.reshape(tl.sum(pairs, 1), [rows.shape[0] // 2, rows.shape[1]])
+
+
+@triton.jit
+def _matrix_places(
+    tensor, row, column,
+    R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    r, c = row + tl.arange(0, BLOCK_R), column + tl.arange(0, BLOCK_C)
+    return tensor + (r[:, None] * C + c[None, :]), (r < R)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def load_matrix(
+    tensor, row, column,
+    R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A block of a contiguous matrix [R, C], in float32."""
+    return load_operand(tensor, row, column, R, C, BLOCK_R, BLOCK_C).to(tl.float32)
+
+
+@triton.jit
+def load_operand(
+    tensor, row, column,
+    R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A block of a contiguous matrix [R, C], in its own dtype."""
+    places, exists = _matrix_places(tensor, row, column, R, C, BLOCK_R, BLOCK_C)
+    return tl.load(places, mask=exists, other=0.0)
+
+
+@triton.jit
+def store_matrix(tensor, matrix, column, R: tl.constexpr, C: tl.constexpr):
+    """Write a block of columns of a contiguous matrix [R, C]."""
+    places, exists = _matrix_places(tensor, 0, column, R, C, matrix.shape[0], matrix.shape[1])
+    tl.store(places, matrix.to(tensor.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def store_block(tensor, block, row, column, R: tl.constexpr, C: tl.constexpr):
+    """Write a block of a contiguous matrix [R, C]."""
+    r, c = row + tl.arange(0, block.shape[0]), column + tl.arange(0, block.shape[1])
+    exists = (r < R)[:, None] & (c < C)[None, :]
+    places = tensor + r[:, None] * C + c[None, :]
+    tl.store(places, block.to(tensor.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _stacked_places(
+    tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    r, c = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    places = tensor + tl.cast(number, tl.int64) * (R * C) + (r[:, None] * C + c[None, :])
+    return places, (r < R)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def load_stacked(
+    tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """One of the contiguous matrices [., R, C] in float32; zeros where there are none."""
+    matrix = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if tensor is not None:
+        places, exists = _stacked_places(tensor, number, R, C, ROWS, COLUMNS)
+        matrix += tl.load(places, mask=exists, other=0.0)
+    return matrix
+
+
+@triton.jit
+def store_stacked(tensor, number, matrix, R: tl.constexpr, C: tl.constexpr):
+    """Write one of the contiguous matrices [., R, C]."""
+    places, exists = _stacked_places(tensor, number, R, C, matrix.shape[0], matrix.shape[1])
+    tl.store(places, matrix.to(tensor.dtype.element_ty), mask=exists)
+
+
+# The interpreter has plain products only, and none of bfloat16: it takes the rounded operands in
+# float32.
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+EXACT = tl.constexpr("bf16x6")  # six products of bfloat16 parts hold the digits of float32
+
+
+@triton.jit
+def product(x, y, total, PRECISION: tl.constexpr = EXACT):
+    """The sum total + x y on the tensor cores, with float32 sums.
+
+    Operands of the same half precision are multiplied as they are. Others are float32 then, and
+    the precision is what launch.PRODUCTS names for them.
+    """
+    if x.dtype != y.dtype or x.dtype == tl.float32:
+        x, y = _single(x, PRECISION), _single(y, PRECISION)
+    if _INTERPRETED:
+        total = tl.dot(x.to(tl.float32), y.to(tl.float32), total, input_precision="ieee")
+    elif x.dtype == tl.float32:
+        total = tl.dot(x, y, total, input_precision=PRECISION)
+    else:
+        total = tl.dot(x, y, total)
+    return total
+
+
+@triton.jit
+def _single(x, PRECISION: tl.constexpr):
+    """X in float32, with no more digits than the precision; half precision has not more anyway."""
+    if x.dtype == tl.float32 and PRECISION == "tf32":
+        x = _nearest(x)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _nearest(x):
+    """The nearest TensorFloat-32 number; the tensor cores themselves would cut digits off."""
+    if _INTERPRETED:
+        bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        x = bits.to(tl.float32, bitcast=True)
+    else:
+        x = tl.inline_asm_elementwise(
+            "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return x
+
+
+@triton.jit
+def fitted(matrix, DOT: tl.constexpr):
+    """A matrix in the dtype of the products, and the scale that float16 needs to hold it."""
+    scale = tl.full([], 1.0, tl.float32)
+    if tl.float16 == DOT:
+        top = tl.max(tl.abs(matrix))
+        scale = tl.where(top > 0, top, 1.0)
+        matrix = matrix / scale
+    return matrix.to(DOT), scale
+
+
+@triton.jit
+def scaled_product(x, y, scale, total):
+    """The sum total + x y scale, for a fitted matrix y."""
+    if y.dtype == tl.float16:
+        total += product(x, y, tl.zeros(total.shape, tl.float32)) * scale
+    else:
+        total = product(x, y, total)
+    return total
+
+
+@triton.jit
+def lowered(x, PRECISION: tl.constexpr):
+    """X as an operand of a product."""
+    if PRECISION == "bf16":
+        return x.to(tl.bfloat16)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def lowered_product(x, y, total, PRECISION: tl.constexpr):
+    """Total + x y with float32 sums, by the arithmetic that launch.PRECISION names."""
+    x, y = lowered(x, PRECISION), lowered(y, PRECISION)
+    if _INTERPRETED:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+    return tl.dot(x, y, total, input_precision="tf32" if PRECISION == "tf32" else "ieee")
+
+
+_TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
+
+
+@triton.jit
+def inverse_norms(rows, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
+    """1 / |z| of each row and 0 where z = 0, for the cosine map; 1 for the other maps."""
+    inverse = tl.full([rows.shape[0]], 1.0, tl.float32)
+    if FEATURE_MAP == "cosine":
+        z = rows.to(tl.float32)
+        squared = tl.sum(z * z, 1)
+        zero = squared < _TINY
+        squared = tl.where(zero, 1.0, squared)
+        inverse = tl.rsqrt(squared)
+        if tl.float32 == DOT:  # the last digits, by a step of Newton's method
+            inverse += 0.5 * inverse * (1.0 - squared * inverse * inverse)
+        inverse = tl.where(zero, 0.0, inverse)
+    return inverse
+
+
+@triton.jit
+def features(rows, inverse, real, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
+    """Phi of the rows as factor * base, the base in the dtype of the products.
+
+    For the cosine map the base is the rows themselves, which thus go from memory into the products
+    as they are; but float16, whose range is too short for that, takes phi. Where tokens are not
+    real, rows are zero, and so is the base.
+    """
+    factor = tl.full([rows.shape[0]], 1.0, tl.float32)
+    z = rows.to(tl.float32)
+    if FEATURE_MAP == "cosine":
+        if tl.float16 == DOT:
+            base = z * inverse[:, None]
+        else:
+            base, factor = rows, inverse
+    elif FEATURE_MAP == "elu":
+        base = tl.where(z > 0, z + 1.0, tl.exp(tl.where(z > 0, 0.0, z)))
+        base = tl.where(real[:, None], base, 0.0)
+    elif FEATURE_MAP == "relu":
+        base = tl.where(z < 0, 0.0, z)
+    else:
+        tl.static_assert(FEATURE_MAP == "identity")
+        base = rows
+    return base.to(DOT), factor
+
+
+@triton.jit
+def scaled(rows, factor):
+    """Rows in float32, each times its factor."""
+    return rows.to(tl.float32) * factor[:, None]
+
+
+@triton.jit
+def pull_back(base, factor, inverse, d_phi, FEATURE_MAP: tl.constexpr):
+    """Gradient of z from that of its features phi = factor * base."""
+    base = base.to(tl.float32)
+    if FEATURE_MAP == "cosine":
+        radial = factor * tl.sum(base * d_phi, 1)
+        dz = scaled(d_phi, inverse) - scaled(base, inverse * factor * radial)
+    elif FEATURE_MAP == "elu":
+        dz = d_phi * tl.minimum(base, 1.0)
+    elif FEATURE_MAP == "relu":
+        dz = tl.where(base > 0, d_phi, 0.0)
+    else:
+        tl.static_assert(FEATURE_MAP == "identity")
+        dz = d_phi
+    return dz
