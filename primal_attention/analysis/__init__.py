@@ -1,9 +1,9 @@
 """What attention does: spectra, distance from the KSVD, and how many directions a layer needs."""
 
 from primal_attention.analysis.alignment import Alignment, value_alignment
+from primal_attention.analysis.capture import attention_matrices
 from primal_attention.analysis.duality import Duality, duality
 from primal_attention.analysis.figures import figure1, plot_spectra
-from primal_attention.analysis.passes import attention_matrices
 from primal_attention.analysis.spectrum import Spectrum, spectrum
 from primal_attention.analysis.suggestion import Suggestion, suggest_directions
 

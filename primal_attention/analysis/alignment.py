@@ -23,31 +23,27 @@ hardly differ from token to token agree with it for that reason alone.
 Letters: H heads, T keys, C head dim, S vectors.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.analysis.layers import find_layers
-from primal_attention.analysis.passes import Data, passes
-from primal_attention.analysis.running import Running, Spread
-from primal_attention.analysis.runs import AttendedRun, AttendedSequence
-from primal_attention.analysis.text import aligned
+from primal_attention.analysis.capture import Data, capture, find_layers
+from primal_attention.analysis.captured import AttendedSequence, CapturedAttention
+from primal_attention.analysis.running_stats import MeanDeviation, RunningStats
+from primal_attention.analysis.text_table import text_table
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
-
-THEORIES = ("ksvd", "kernel_pca")
 
 
 class Agreement(NamedTuple):
-    """Values against the vectors of one theory, with what chance alone gives."""
+    """Values against the vectors of one theory, with what chance alone gives; [H] each."""
 
-    share: float  # of the values' energy in the span
-    share_by_chance: float  # s / T
-    constant: float  # share of the values' energy that all tokens have in common
-    cosine: float  # mean over channels of the largest with one vector
-    cosine_by_chance: float
+    share: Tensor  # of the values' energy in the span
+    share_by_chance: Tensor  # s / T
+    constant: Tensor  # share of the values' energy that all tokens have in common
+    cosine: Tensor  # mean over channels of the largest with one vector
+    cosine_by_chance: Tensor
 
 
 @dataclass(frozen=True)
@@ -56,11 +52,15 @@ class LayerAlignment:
 
     name: str
     theory: str  # ksvd or kernel_pca
-    share: Spread
-    share_by_chance: Spread
-    constant: Spread
-    cosine: Spread
-    cosine_by_chance: Spread
+    share: MeanDeviation
+    share_by_chance: MeanDeviation
+    constant: MeanDeviation
+    cosine: MeanDeviation
+    cosine_by_chance: MeanDeviation
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of a printed table."""
+        return self.name, self.theory, *(str(getattr(self, name)) for name in Agreement._fields)
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,8 @@ class Alignment:
 
     def __str__(self) -> str:
         head = ("layer", "theory", "in span", "by chance", "constant", "cosine", "by chance")
-        rows = [head, *map(_row, self.layers)]
         title = f"{self.model}: values against the vectors that kernel theory puts in their place"
-        return "\n".join([title, *(f"  {line}" for line in aligned(rows))])
+        return text_table(title, [head, *(layer.cells() for layer in self.layers)])
 
 
 def value_alignment(
@@ -96,16 +95,20 @@ def value_alignment(
     layers = [one for one in find_layers(model).found if type(one.mechanism) is SoftmaxAttention]
     if not layers:
         raise ValueError(f"model: {type(model).__name__} has no softmax attention")
-    kept: dict[tuple[str, str], Running] = {}
-    for layer, run in passes(model, data, layers):
-        assert isinstance(run, AttendedRun)
-        for sequence in run.sequences():
-            for theory, vectors in _theories(run, sequence).items():
-                rows = torch.tensor(list(_agreements(vectors, sequence.v, num_directions)))
-                kept.setdefault((layer.name, theory), Running()).add(rows)
-    if not kept:
+    stats: dict[tuple[str, str], RunningStats] = {}
+    for layer, captured in capture(model, data, layers):
+        assert isinstance(captured, CapturedAttention)
+        for sequence in captured.sequences():
+            T, _, C = sequence.v.shape
+            wanted = min(C, max(T // 2, 1)) if num_directions is None else num_directions
+            for theory, vectors in _theories(captured, sequence).items():
+                found = agreement(vectors[..., :wanted], sequence.v.transpose(0, 1))
+                kept = stats.setdefault((layer.name, theory), RunningStats())
+                kept.add(torch.stack(found, dim=1))
+    if not stats:
         raise ValueError(f"data: no softmax layer of {type(model).__name__} saw a real token")
-    return Alignment(type(model).__name__, tuple(_result(*key, kept[key]) for key in kept))
+    results = (LayerAlignment(*key, *each.columns()) for key, each in stats.items())
+    return Alignment(type(model).__name__, tuple(results))
 
 
 def right_singular_vectors(matrix: Tensor) -> Tensor:
@@ -128,58 +131,34 @@ def kernel_pca_values(k: Tensor) -> Tensor:
 
 
 def agreement(vectors: Tensor, values: Tensor) -> Agreement:
-    """Values [T, C] of one head against theoretical vectors [T, S]."""
-    T, S = vectors.shape
+    """Compare values [H, T, C] with theoretical vectors [H, T, S]."""
+    T, S = vectors.shape[-2:]
     generator = torch.Generator().manual_seed(T)
-    drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype).to(values)
+    drawn = torch.randn(values.shape[-2:], generator=generator, dtype=values.dtype).to(values)
     basis = torch.linalg.qr(vectors).Q
     return Agreement(
         _share(basis, values),
-        S / T,
-        _share(torch.full_like(values[:, :1], T**-0.5), values),
+        torch.full_like(values[..., 0, 0], S / T),
+        _share(torch.full_like(values[..., :1], T**-0.5), values),
         _largest_cosine(vectors, values),
         _largest_cosine(vectors, drawn),
     )
 
 
-def _theories(run: AttendedRun, sequence: AttendedSequence) -> dict[str, Tensor]:
-    found = {"ksvd": right_singular_vectors(run.matrix(sequence).dense())}
-    if not run.crossing and not run.layer.causal and len(sequence.k) > 1:
+def _theories(captured: CapturedAttention, sequence: AttendedSequence) -> dict[str, Tensor]:
+    found = {"ksvd": right_singular_vectors(captured.matrix(sequence).dense())}
+    if not captured.crossing and not captured.layer.causal and len(sequence.k) > 1:
         found["kernel_pca"] = kernel_pca_values(sequence.k.transpose(0, 1))
     return found
 
 
-def _agreements(vectors: Tensor, v: Tensor, num_directions: int | None) -> Iterator[Agreement]:
-    """Those of all heads: vectors [H, T, L] against values [T, H, C]."""
-    T, H, C = v.shape
-    wanted = min(C, max(T // 2, 1)) if num_directions is None else num_directions
-    S = min(wanted, vectors.shape[-1])
-    for h in range(H):
-        yield agreement(vectors[h, :, :S], v[:, h])
+def _share(basis: Tensor, values: Tensor) -> Tensor:
+    """The share of the energy of the values in the span of orthonormal vectors."""
+    energy = values.square().sum((-2, -1))
+    inside = (basis.mT @ values).square().sum((-2, -1))
+    return torch.where(energy > 0, inside / energy, 0.0)
 
 
-def _share(basis: Tensor, values: Tensor) -> float:
-    """How much of the energy of the values lies in the span of orthonormal vectors."""
-    energy = values.square().sum()
-    return float((basis.mT @ values).square().sum() / energy) if energy > 0 else 0.0
-
-
-def _largest_cosine(vectors: Tensor, values: Tensor) -> float:
-    unit, columns = (nn.functional.normalize(z, dim=0) for z in (vectors, values))
-    return float((unit.mT @ columns).abs().amax(0).mean())
-
-
-def _result(name: str, theory: str, numbers: Running) -> LayerAlignment:
-    pairs = zip(numbers.mean.tolist(), numbers.deviation.tolist(), strict=True)
-    return LayerAlignment(name, theory, *(Spread(*pair) for pair in pairs))
-
-
-def _row(layer: LayerAlignment) -> tuple[str, ...]:
-    spreads = (
-        layer.share,
-        layer.share_by_chance,
-        layer.constant,
-        layer.cosine,
-        layer.cosine_by_chance,
-    )
-    return layer.name, layer.theory, *map(str, spreads)
+def _largest_cosine(vectors: Tensor, values: Tensor) -> Tensor:
+    unit, columns = (nn.functional.normalize(z, dim=-2) for z in (vectors, values))
+    return (unit.mT @ columns).abs().amax(-2).mean(-1)

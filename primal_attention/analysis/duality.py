@@ -18,19 +18,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_attention.analysis.layers import find_layers
-from primal_attention.analysis.matrices import frobenius, triangle
-from primal_attention.analysis.measures import explained_energy
-from primal_attention.analysis.passes import Data, passes
-from primal_attention.analysis.primal_runs import PrimalRun, PrimalSequence
-from primal_attention.analysis.running import Running, Spread
-from primal_attention.analysis.text import aligned
+from primal_attention.analysis.capture import Data, capture, find_layers
+from primal_attention.analysis.captured import CapturedPrimal, PrimalSequence
+from primal_attention.analysis.matrices import explained_energy
+from primal_attention.analysis.running_stats import MeanDeviation, RunningStats
+from primal_attention.analysis.text_table import text_table
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.theory.ksvd import (
-    KKTResiduals,
     KSVDPoint,
     Scores,
-    kkt_residuals,
+    kkt_distances,
     ksvd_objective,
     primal_scores,
     weights_given_x,
@@ -38,14 +35,14 @@ from primal_attention.theory.ksvd import (
 
 
 class HeadDuality(NamedTuple):
-    """One head on one sequence."""
+    """All heads on one sequence, [H] each."""
 
-    kkt: KKTResiduals  # relative errors of eq. (14), each at most 2
-    objective: float  # J of eq. (11); averaged over tokens for dual weights
-    relative_objective: float  # |J| over the sum of the sizes of its terms, in [0, 1]
-    explained: float  # 1 - |K - E Lambda R^T|^2 / |K|^2; below 0 where worse than nothing
-    subspaces: float  # the same with the best matrix in the place of Lambda, in [0, 1]
-    best: float  # the most that so many directions can explain
+    kkt: Tensor  # the largest relative error of eq. (14), at most 2
+    objective: Tensor  # J of eq. (11); averaged over tokens for dual weights
+    relative_objective: Tensor  # |J| over the sum of the sizes of its terms, in [0, 1]
+    explained: Tensor  # 1 - |K - E Lambda R^T|^2 / |K|^2; below 0 where worse than nothing
+    subspaces: Tensor  # the same with the best matrix in the place of Lambda, in [0, 1]
+    best: Tensor  # the most that so many directions can explain
 
 
 @dataclass(frozen=True)
@@ -55,12 +52,17 @@ class LayerDuality:
     name: str
     weights: str  # static, sampled or dual
     num_directions: int
-    kkt: Spread  # the largest of the six relative errors
-    objective: Spread
-    relative_objective: Spread
-    explained: Spread
-    subspaces: Spread
-    best: Spread
+    kkt: MeanDeviation
+    objective: MeanDeviation
+    relative_objective: MeanDeviation
+    explained: MeanDeviation
+    subspaces: MeanDeviation
+    best: MeanDeviation
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of a printed table."""
+        numbers = (str(getattr(self, name)) for name in HeadDuality._fields)
+        return self.name, self.weights, str(self.num_directions), *numbers
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,8 @@ class Duality:
     def __str__(self) -> str:
         head = ("layer", "weights", "directions", "KKT", "J", "relative J")
         last = ("explained", "by subspaces", "best possible")
-        rows = [(*head, *last), *map(_row, self.layers)]
         title = f"{self.model}: {len(self.layers)} Primal layers against the KSVD of their kernels"
-        return "\n".join([title, *(f"  {line}" for line in aligned(rows))])
+        return text_table(title, [(*head, *last), *(layer.cells() for layer in self.layers)])
 
 
 def duality(model: nn.Module, data: Data) -> Duality:
@@ -94,121 +95,84 @@ def duality(model: nn.Module, data: Data) -> Duality:
             f"model: all Primal layers of {type(model).__name__} have a decay, whose weights are "
             f"another matrix at each token; there is no KKT residual of them"
         )
-    kept = {layer.name: Running() for layer in layers}
-    for layer, run in passes(model, data, layers):
-        assert isinstance(run, PrimalRun)
-        for sequence in run.sequences():
-            kept[layer.name].add(torch.tensor([_numbers(one) for one in heads_of(sequence)]))
-    measured = [(layer, kept[layer.name]) for layer in layers if kept[layer.name].count]
-    if not measured:
+    stats = {layer.name: RunningStats() for layer in layers}
+    for layer, captured in capture(model, data, layers):
+        assert isinstance(captured, CapturedPrimal)
+        for sequence in captured.sequences():
+            stats[layer.name].add(torch.stack(heads_of(sequence), dim=1))
+    results = tuple(
+        LayerDuality(
+            layer.name,
+            layer.mechanism.weights,
+            layer.mechanism.num_directions,
+            *stats[layer.name].columns(),
+        )
+        for layer in layers
+        if stats[layer.name].count and isinstance(layer.mechanism, PrimalAttention)
+    )
+    if not results:
         raise ValueError(f"data: no Primal layer of {type(model).__name__} saw a real token")
-    return Duality(
-        type(model).__name__,
-        tuple(_result(one.name, one.mechanism, numbers) for one, numbers in measured),
-    )
+    return Duality(type(model).__name__, results)
 
 
-def heads_of(sequence: PrimalSequence) -> list[HeadDuality]:
-    """Every head of a layer on one sequence."""
-    explained = explained_energy(sequence.kernel().singular_values())  # [H, L]
-    S = min(sequence.w_e.shape[-1], explained.shape[-1])
-    best = explained[:, S - 1].tolist()
-    return [_head(_of_head(sequence, head), most) for head, most in enumerate(best)]
+@torch.no_grad()
+def heads_of(sequence: PrimalSequence) -> HeadDuality:
+    """Measure all heads of a layer on one sequence at once."""
+    explained = explained_energy(sequence.factors().singular_values())  # [H, L]
+    best = explained[:, min(sequence.w_e.shape[-1], explained.shape[-1]) - 1]
+    tensors = (*sequence[:5], *(sequence.h or (None, None)), sequence.lambda_diag)
+    in_dims = tuple(None if each is None else 0 for each in tensors)
+    kkt, objective, relative, e, r = torch.vmap(_one_head, in_dims)(*tensors)
+    return HeadDuality(kkt, objective, relative, *_energies(sequence, Scores(e, r)), best)
 
 
-def point_of(sequence: PrimalSequence) -> KSVDPoint:
-    """The variables of the Lagrangian (13) as one head, [N, P] and so on, has them."""
-    phi_q, phi_k, f_x, w_e, w_r, h, lambda_diag, _ = sequence
+def _one_head(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    f_x: Tensor | None,
+    w_e: Tensor,
+    w_r: Tensor,
+    h_e: Tensor | None,
+    h_r: Tensor | None,
+    lambda_diag: Tensor,
+) -> tuple[Tensor, ...]:
+    """The largest KKT residual, J, relative J, and the scores."""
     scores = primal_scores(phi_q, phi_k, *weights_given_x(w_e, w_r, f_x))
-    if h is None:
-        dual = scores.e * lambda_diag, scores.r * lambda_diag
-        return KSVDPoint(w_e, w_r, *scores, *dual, lambda_diag)
-    (h_e, h_r), N, T = h, len(phi_q), len(phi_k)
-    mean = (1 / N + 1 / T) / 2  # J averages e over the queries and r over the keys
-    return KSVDPoint(w_e, w_r, *scores, h_e / N, h_r / T, lambda_diag * mean)
+    if h_e is None or h_r is None:
+        h_e, h_r, scale = scores.e * lambda_diag, scores.r * lambda_diag, lambda_diag
+    else:
+        N, T = len(phi_q), len(phi_k)
+        h_e, h_r = h_e / N, h_r / T
+        scale = lambda_diag * (1 / N + 1 / T) / 2  # J averages e over queries, r over keys
+    point = KSVDPoint(w_e, w_r, *scores, h_e, h_r, scale)
+    objective = ksvd_objective(scores, w_e, w_r, scale)
+    trace = (w_e * w_r).sum()
+    size = (objective + trace).abs() + trace.abs()
+    relative = torch.where(size > 0, objective.abs() / size, 0.0)
+    kkt = kkt_distances(point, phi_q, phi_k, f_x).amax()
+    return kkt, objective, relative, *scores
 
 
-def _of_head(sequence: PrimalSequence, head: int) -> PrimalSequence:
-    h = None if sequence.h is None else (sequence.h[0][head], sequence.h[1][head])
-    phi_q, phi_k, f_x, w_e, w_r, _, lambda_diag, _ = (
-        None if one is None or isinstance(one, tuple) else one[head] for one in sequence
-    )
-    return PrimalSequence(phi_q, phi_k, f_x, w_e, w_r, h, lambda_diag)  # type: ignore[arg-type]
-
-
-def _head(sequence: PrimalSequence, best: float) -> HeadDuality:
-    point = point_of(sequence)
-    scores = Scores(point.e_scores, point.r_scores)
-    objective = ksvd_objective(scores, point.w_e, point.w_r, point.lambda_diag)
-    trace = (point.w_e * point.w_r).sum()
-    size = float((objective + trace).abs() + trace.abs())
-    explained, subspaces = _energies(sequence, scores)
-    return HeadDuality(
-        kkt_residuals(point, sequence.phi_q, sequence.phi_k, sequence.f_x),
-        float(objective),
-        abs(float(objective)) / size if size > 0 else 0.0,
-        explained,
-        subspaces,
-        best,
-    )
-
-
-def _energies(sequence: PrimalSequence, scores: Scores) -> tuple[float, float]:
-    r"""What $E \Lambda R^\top$ explains of K, and what the spans of E and R could.
+def _energies(sequence: PrimalSequence, scores: Scores) -> tuple[Tensor, Tensor]:
+    r"""Find what $E \Lambda R^\top$ explains of K, and what the spans of E and R could, [H] each.
 
     The second is $|Q_E^\top K Q_R|^2 / |K|^2$ with orthonormal bases of the spans, the most that
     any matrix in the place of Lambda explains. K is never formed.
     """
-    left, right = _factors(sequence)
-    e, r = scores.e * sequence.lambda_diag, scores.r
-    energy = _norm(left, right) ** 2
-    if energy == 0:
-        return 1.0, 1.0
-    missing = _norm(torch.cat([left, -e], -1), torch.cat([right, r], -1)) ** 2
-    core = (_basis(scores.e).mT @ left) @ (right.mT @ _basis(r))
-    return 1 - missing / energy, float(core.square().sum()) / energy
-
-
-def _factors(sequence: PrimalSequence) -> tuple[Tensor, Tensor]:
-    kernel = sequence._replace(
-        phi_q=sequence.phi_q[None],
-        phi_k=sequence.phi_k[None],
-        f_x=None if sequence.f_x is None else sequence.f_x[None],
-    ).factors()
-    return kernel.left[0], kernel.right[0]
-
-
-def _norm(left: Tensor, right: Tensor) -> float:
-    """|L R^T| through the QR factors of both."""
-    return float(frobenius(triangle(left) @ triangle(right).mT))
+    kernel = sequence.factors()
+    energy = kernel.norms() ** 2
+    missing = kernel.minus(scores.e * sequence.lambda_diag[:, None], scores.r).norms() ** 2
+    core = (_basis(scores.e).mT @ kernel.left) @ (kernel.right.mT @ _basis(scores.r))
+    spanned = core.square().sum((-2, -1))
+    return (
+        torch.where(energy > 0, 1 - missing / energy, 1.0),
+        torch.where(energy > 0, spanned / energy, 1.0),
+    )
 
 
 def _basis(columns: Tensor) -> Tensor:
-    """An orthonormal basis of the span, [N, at most S]."""
-    left: Tensor
+    """Orthonormal bases of the spans [H, N, at most S]; directions of noise are 0."""
     left, values, _ = torch.linalg.svd(columns, full_matrices=False)
-    noise = torch.finfo(columns.dtype).eps * max(columns.shape)
-    return left[:, values > noise * values[0]]
-
-
-def _numbers(head: HeadDuality) -> list[float]:
-    return [head.kkt.max, *head[1:]]
-
-
-def _result(name: str, layer: object, numbers: Running) -> LayerDuality:
-    assert isinstance(layer, PrimalAttention)
-    pairs = zip(numbers.mean.tolist(), numbers.deviation.tolist(), strict=True)
-    spreads = [Spread(*pair) for pair in pairs]
-    return LayerDuality(name, layer.weights, layer.num_directions, *spreads)
-
-
-def _row(layer: LayerDuality) -> tuple[str, ...]:
-    spreads = (
-        layer.kkt,
-        layer.objective,
-        layer.relative_objective,
-        layer.explained,
-        layer.subspaces,
-        layer.best,
-    )
-    return layer.name, layer.weights, str(layer.num_directions), *map(str, spreads)
+    noise = torch.finfo(columns.dtype).eps * max(columns.shape[-2:])
+    basis: Tensor = left * (values > noise * values[:, :1])[:, None]
+    return basis

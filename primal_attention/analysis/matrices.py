@@ -1,17 +1,23 @@
-r"""The matrices of all heads of one sequence, whole or as products of two narrow factors.
+r"""The matrices of all heads of one sequence, dense or as factors, and what is read from them.
 
-Letters: H heads, N queries, T keys, P features, L = min(N, T) or less.
+Letters: H heads, N queries, T keys, C head dim, P features, R columns, L = min(N, T) or less.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 _ROWS = 256  # of a block
-_MOST_ROWS = 1024  # that are looked at where all would cost more than the factors
+_MOST_ROWS = 1024  # read where all would cost more than the factors
+_ROW_SUM = 1e-4  # how far the sum of an attention row may be from 1
+_NEGATIVE = -1e-9
+_OVERSAMPLING = 5
+
+Attend = Callable[[Tensor], Tensor]
+"""From values [H, T, C] to outputs [H, N, C] of one sequence."""
 
 
 class HeadMatrices(ABC):
@@ -30,7 +36,7 @@ class HeadMatrices(ABC):
 
     @abstractmethod
     def singular_values(self) -> Tensor:
-        """All that can differ from zero, decreasing, [H, L]."""
+        """Return all that can differ from zero, decreasing, [H, L]."""
 
     @abstractmethod
     def inner_products(self) -> Tensor:
@@ -60,7 +66,7 @@ class HeadMatrices(ABC):
 
 @dataclass(frozen=True)
 class DenseHeads(HeadMatrices):
-    """Matrices that are held as they are."""
+    """Matrices held as they are."""
 
     matrix: Tensor  # [H, N, T]
     crossing: bool = False
@@ -91,7 +97,7 @@ class DenseHeads(HeadMatrices):
 
 @dataclass(frozen=True)
 class LowRankHeads(HeadMatrices):
-    r"""Matrices $K = L R^\top$ known by their factors: no number of N x T is ever held."""
+    r"""Matrices $K = L R^\top$ known by their factors; no N x T matrix is allocated."""
 
     left: Tensor  # [H, N, P]
     right: Tensor  # [H, T, P]
@@ -104,7 +110,7 @@ class LowRankHeads(HeadMatrices):
         return H, N, self.right.shape[1]
 
     def singular_values(self) -> Tensor:
-        r"""Those of $R_L R_R^\top$ with the triangular factors of L and R: O((N + T) P^2)."""
+        r"""Of $R_L R_R^\top$ with the triangular factors of L and R: O((N + T) P^2)."""
         return singular_values(_core(self.left, self.right))
 
     def inner_products(self) -> Tensor:
@@ -120,15 +126,23 @@ class LowRankHeads(HeadMatrices):
     def _stride(self) -> int:
         return -(-self.shape[1] // _MOST_ROWS)
 
+    def norms(self) -> Tensor:
+        r"""$|K|_F$, [H]."""
+        return frobenius(_core(self.left, self.right))
+
     def skew_norms(self) -> Tensor:
         r"""From $K - K^\top = [L, R] [R, -L]^\top$."""
-        left = torch.cat([self.left, self.right], dim=-1)
-        right = torch.cat([self.right, -self.left], dim=-1)
-        return frobenius(_core(left, right))
+        return self.minus(self.right, self.left).norms()
+
+    def minus(self, left: Tensor, right: Tensor) -> "LowRankHeads":
+        r"""$K - L' R'^\top$ by the factors [H, N, Q] and [H, T, Q]."""
+        return LowRankHeads(
+            torch.cat([self.left, left], dim=-1), torch.cat([self.right, -right], dim=-1)
+        )
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Of matrices [..., N, T]."""
+    """Singular values of matrices [..., N, T]."""
     values: Tensor = torch.linalg.svdvals(matrix)
     return values
 
@@ -147,3 +161,108 @@ def triangle(columns: Tensor) -> Tensor:
 def _core(left: Tensor, right: Tensor) -> Tensor:
     r"""A small matrix with the singular values of $L R^\top$."""
     return triangle(left) @ triangle(right).mT
+
+
+def explained_energy(singular_values: Tensor) -> Tensor:
+    r"""Cumulative explained variance $\sum_{i \le s} \sigma_i^2 / \sum_i \sigma_i^2$, [..., L].
+
+    A matrix of zeros leaves nothing to explain: 1 from the first direction on.
+    """
+    energies = singular_values.square().cumsum(-1)
+    total = energies[..., -1:]
+    return torch.where(total > 0, energies / torch.where(total > 0, total, 1.0), 1.0)
+
+
+def directions_for(explained: Tensor, energy: float) -> Tensor:
+    """The least number of directions that explain that much, [...]."""
+    return (explained < energy * (1 - 1e-12)).sum(-1) + 1
+
+
+def effective_rank(singular_values: Tensor) -> Tensor:
+    r"""$\exp(-\sum_i p_i \log p_i)$, $p_i = \sigma_i / \sum_j \sigma_j$ (Roy and Vetterli 2007)."""
+    total = singular_values.sum(-1, keepdim=True)
+    p = singular_values / torch.where(total > 0, total, 1.0)
+    entropy: Tensor = torch.special.entr(p).sum(-1)
+    return entropy.exp()
+
+
+def row_entropy(heads: HeadMatrices) -> Tensor:
+    """Mean entropy of the rows in nats, [H]; NaN where the rows are no distributions."""
+    blocks = [_row_entropies(block) for block in heads.row_blocks()]
+    return torch.cat(blocks, dim=1).mean(1)
+
+
+def _row_entropies(rows: Tensor) -> Tensor:
+    """Entropies of rows [H, n, T], [H, n]."""
+    proper = ((rows.sum(-1) - 1).abs() <= _ROW_SUM) & (rows >= _NEGATIVE).all(-1)
+    return torch.where(proper, torch.special.entr(rows.clamp(min=0)).sum(-1), torch.nan)
+
+
+def asymmetry(heads: HeadMatrices) -> Tensor:
+    r"""$|K - K^\top|_F / |K|_F$, [H]: 0 symmetric, sqrt(2) orthogonal to the transpose, 2 skew.
+
+    NaN in cross-attention, where rows and columns are of different tokens.
+    """
+    norms = heads.inner_products().diagonal().clamp(min=0).sqrt()
+    if heads.crossing:
+        return torch.full_like(norms, torch.nan)
+    return torch.where(norms > 0, heads.skew_norms() / torch.where(norms > 0, norms, 1.0), 0.0)
+
+
+def head_redundancy(heads: HeadMatrices) -> Tensor:
+    """Mean cosine between the matrices of two different heads, a scalar; NaN for one head."""
+    products = heads.inner_products()
+    norms = products.diagonal().clamp(min=0).sqrt()
+    norms = torch.where(norms > 0, norms, 1.0)
+    cosines = products / norms / norms[:, None]
+    g, h = torch.triu_indices(len(products), len(products), offset=1)
+    return cosines[g, h].mean() if len(g) else products.new_tensor(torch.nan)
+
+
+def attention_matrix(
+    attend: Attend, like: Tensor, num_queries: int, rank: int | None, *, crossing: bool
+) -> HeadMatrices:
+    r"""Find the matrices of a mechanism from what it does to values, $o = A v$.
+
+    Columns of the identity in the place of v give A itself. Where the rank of A is far below the
+    number of keys, a few random columns give its range and the gradient by v, $A^\top u$, the rest.
+
+    Args:
+        attend: The mechanism as a function of the values.
+        like: Values [H, T, C] as it takes them, in float64.
+        num_queries: N.
+        rank: An upper bound of the rank; None where there is none.
+        crossing: Whether queries and keys are of different sequences.
+    """
+    H, T, _ = like.shape
+    columns = T if rank is None else rank + _OVERSAMPLING
+    if 2 * columns >= min(T, num_queries):
+        eye = torch.eye(T, dtype=like.dtype, device=like.device)
+        return DenseHeads(_times(attend, eye.expand(H, T, T), like), crossing)
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(H, T, columns, generator=generator, dtype=like.dtype).to(like.device)
+    basis = torch.linalg.qr(_times(attend, start, like)).Q  # [H, N, R]
+    return LowRankHeads(basis, _transposed_times(attend, basis, like), crossing)
+
+
+@torch.no_grad()
+def _times(attend: Attend, columns: Tensor, like: Tensor) -> Tensor:
+    """A V of V [H, T, R], C columns at a time."""
+    products = []
+    for some in torch.split(columns, like.shape[-1], dim=-1):
+        values = torch.zeros_like(like)
+        values[..., : some.shape[-1]] = some
+        products.append(attend(values)[..., : some.shape[-1]])
+    return torch.cat(products, dim=-1)
+
+
+@torch.enable_grad()
+def _transposed_times(attend: Attend, columns: Tensor, like: Tensor) -> Tensor:
+    r"""$A^\top U$ of U [H, N, R]: the gradient of $\langle U, A v \rangle$ by v."""
+    products = []
+    for some in torch.split(columns, like.shape[-1], dim=-1):
+        values = torch.zeros_like(like).requires_grad_()
+        product = (attend(values)[..., : some.shape[-1]] * some).sum()
+        (gradient,) = torch.autograd.grad(product, values)
+        products.append(gradient[..., : some.shape[-1]])
+    return torch.cat(products, dim=-1)

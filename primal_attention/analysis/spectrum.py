@@ -1,14 +1,18 @@
 """The spectra of a model's attention: one pass over the data, a few numbers a layer."""
 
+import csv
+import io
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.analysis.layers import Layer, find_layers
-from primal_attention.analysis.matrices import HeadMatrices
-from primal_attention.analysis.measures import (
+from primal_attention.analysis.capture import AttentionLayer, Data, capture, find_layers
+from primal_attention.analysis.matrices import (
+    HeadMatrices,
     asymmetry,
     directions_for,
     effective_rank,
@@ -16,11 +20,38 @@ from primal_attention.analysis.measures import (
     head_redundancy,
     row_entropy,
 )
-from primal_attention.analysis.passes import Data, passes
-from primal_attention.analysis.running import Running, Spread
-from primal_attention.analysis.text import aligned
+from primal_attention.analysis.running_stats import MeanDeviation, RunningStats
+from primal_attention.analysis.text_table import text_table
 
 ENERGY = 0.9
+COLUMNS = (
+    "layer",
+    "attention",
+    "tokens",
+    "directions for 90 %",
+    "effective rank",
+    "row entropy",
+    "asymmetry",
+    "head redundancy",
+)
+MEASURES = ("directions", "effective_rank", "entropy", "asymmetry", "redundancy")
+LAYER_COLUMNS = (
+    "model",
+    "layer",
+    "attention",
+    "head_dim",
+    "num_matrices",
+    *(f"{name}{end}" for name in ("num_tokens", *MEASURES) for end in ("", "_deviation")),
+)
+CURVE_COLUMNS = (
+    "model",
+    "layer",
+    "attention",
+    "direction",
+    "singular_value",
+    "explained",
+    "explained_deviation",
+)
 
 
 @dataclass(frozen=True)
@@ -35,19 +66,24 @@ class LayerSpectrum:
     attention: str
     head_dim: int
     num_matrices: int  # heads times sequences
-    num_tokens: Spread  # keys
+    num_tokens: MeanDeviation  # keys
     singular_values: Tensor  # [L], mean
     explained: Tensor  # [L], mean of the cumulative explained variance
     explained_deviation: Tensor  # [L]
-    effective_rank: Spread
-    directions: Spread  # for 90 % of the energy
-    entropy: Spread  # of attention rows, in nats
-    asymmetry: Spread
-    redundancy: Spread  # over sequences alone
+    effective_rank: MeanDeviation
+    directions: MeanDeviation  # for 90 % of the energy
+    entropy: MeanDeviation  # of attention rows, in nats
+    asymmetry: MeanDeviation
+    redundancy: MeanDeviation  # over sequences alone
 
     def num_directions(self, energy: float = ENERGY) -> int:
         """The least number of directions whose mean explained variance is that much."""
         return int(directions_for(self.explained, energy))
+
+    def cells(self) -> tuple[str, ...]:
+        """The cells of ``COLUMNS``."""
+        measures = (str(getattr(self, name)) for name in MEASURES)
+        return self.name, self.attention, f"{self.num_tokens.mean:.4g}", *measures
 
 
 @dataclass(frozen=True)
@@ -69,33 +105,9 @@ class Spectrum:
         return found[0]
 
     def __str__(self) -> str:
-        lines = [f"{self.model}: spectra of {len(self.layers)} attention layers"]
-        lines += [f"  {line}" for line in aligned([COLUMNS, *map(summary, self.layers)])]
-        return "\n".join([*lines, *(f"  {name}: {why}" for name, why in self.skipped.items())])
-
-
-COLUMNS = (
-    "layer",
-    "attention",
-    "tokens",
-    "directions for 90 %",
-    "effective rank",
-    "row entropy",
-    "asymmetry",
-    "head redundancy",
-)
-
-
-def summary(layer: LayerSpectrum) -> tuple[str, ...]:
-    """The cells of one line."""
-    spreads = (
-        layer.directions,
-        layer.effective_rank,
-        layer.entropy,
-        layer.asymmetry,
-        layer.redundancy,
-    )
-    return layer.name, layer.attention, f"{layer.num_tokens.mean:.4g}", *map(str, spreads)
+        title = f"{self.model}: spectra of {len(self.layers)} attention layers"
+        table = text_table(title, [COLUMNS, *(each.cells() for each in self.layers)])
+        return "\n".join([table, *(f"  {name}: {why}" for name, why in self.skipped.items())])
 
 
 def spectrum(model: nn.Module, data: Data) -> Spectrum:
@@ -109,8 +121,8 @@ def spectrum(model: nn.Module, data: Data) -> Spectrum:
     """
     layers = find_layers(model)
     sums = {layer.name: _Sums(layer) for layer in layers.found}
-    for layer, run in passes(model, data, layers.found):
-        for heads in run.matrices():
+    for layer, captured in capture(model, data, layers.found):
+        for heads in captured.matrices():
             sums[layer.name].add(heads)
     seen = [each.result() for each in sums.values() if each.explained.count]
     if not seen:
@@ -118,53 +130,43 @@ def spectrum(model: nn.Module, data: Data) -> Spectrum:
     return Spectrum(type(model).__name__, tuple(seen), layers.skipped)
 
 
-@dataclass
 class _Sums:
-    """What is kept of a layer while the data go by."""
+    """Running statistics of a layer."""
 
-    layer: Layer
-    singular_values: Running = field(default_factory=Running)
-    explained: Running = field(default_factory=lambda: Running(fill=1.0))
-    tokens: Running = field(default_factory=Running)
-    ranks: Running = field(default_factory=Running)
-    directions: Running = field(default_factory=Running)
-    entropy: Running = field(default_factory=Running)
-    asymmetry: Running = field(default_factory=Running)
-    redundancy: Running = field(default_factory=Running)
+    def __init__(self, layer: AttentionLayer):
+        self.layer = layer
+        self.singular_values, self.explained = RunningStats(), RunningStats(fill=1.0)
+        self.numbers = {name: RunningStats() for name in ("num_tokens", *MEASURES)}
 
     @torch.no_grad()
     def add(self, heads: HeadMatrices) -> None:
-        """Take in all heads of a sequence."""
+        """Include all heads of a sequence."""
         values = heads.singular_values()
         explained = explained_energy(values)
         self.singular_values.add(values)
         self.explained.add(explained)
-        for kept, each in (
-            (self.tokens, torch.tensor([float(heads.shape[2])])),
-            (self.ranks, effective_rank(values)),
-            (self.directions, directions_for(explained, ENERGY)),
-            (self.entropy, row_entropy(heads)),
-            (self.asymmetry, asymmetry(heads)),
-            (self.redundancy, head_redundancy(heads)[None]),
-        ):
-            kept.add(each[:, None])
+        numbers = {
+            "num_tokens": torch.tensor([float(heads.shape[2])]),
+            "directions": directions_for(explained, ENERGY),
+            "effective_rank": effective_rank(values),
+            "entropy": row_entropy(heads),
+            "asymmetry": asymmetry(heads),
+            "redundancy": head_redundancy(heads)[None],
+        }
+        for name, each in numbers.items():
+            self.numbers[name].add(each[:, None])
 
     def result(self) -> LayerSpectrum:
         """Means and deviations."""
         return LayerSpectrum(
-            self.layer.name,
-            self.layer.attention,
-            self.layer.head_dim,
-            self.explained.count,
-            self.tokens.spread(),
-            self.singular_values.mean,
-            self.explained.mean,
-            self.explained.deviation,
-            self.ranks.spread(),
-            self.directions.spread(),
-            self.entropy.spread(),
-            self.asymmetry.spread(),
-            self.redundancy.spread(),
+            name=self.layer.name,
+            attention=self.layer.attention,
+            head_dim=self.layer.head_dim,
+            num_matrices=self.explained.count,
+            singular_values=self.singular_values.mean,
+            explained=self.explained.mean,
+            explained_deviation=self.explained.deviation,
+            **{name: each.columns()[0] for name, each in self.numbers.items()},
         )
 
 
@@ -173,3 +175,35 @@ def check_energy(energy: float) -> float:
     if not isinstance(energy, int | float) or not 0 < energy <= 1 or math.isnan(energy):
         raise ValueError(f"energy must be in (0, 1], a share of the energy, got {energy!r}")
     return float(energy)
+
+
+def layers_csv(spectra: Mapping[str, Spectrum]) -> str:
+    """Write one row a layer of each model."""
+    rows = []
+    for model, measured in spectra.items():
+        for layer in measured.layers:
+            pairs = [getattr(layer, name) for name in ("num_tokens", *MEASURES)]
+            numbers = [f"{each:.8g}" for pair in pairs for each in pair]
+            first = model, layer.name, layer.attention, layer.head_dim, layer.num_matrices
+            rows.append([*first, *numbers])
+    return _csv(LAYER_COLUMNS, rows)
+
+
+def curves_csv(spectra: Mapping[str, Spectrum]) -> str:
+    """Write one row a direction of each layer of each model."""
+    rows = []
+    for model, measured in spectra.items():
+        for layer in measured.layers:
+            curves = layer.singular_values, layer.explained, layer.explained_deviation
+            for place, numbers in enumerate(torch.stack(curves, 1).tolist(), 1):
+                texts = [f"{each:.8g}" for each in numbers]
+                rows.append([model, layer.name, layer.attention, place, *texts])
+    return _csv(CURVE_COLUMNS, rows)
+
+
+def _csv(columns: Iterable[str], rows: Iterable[list[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()

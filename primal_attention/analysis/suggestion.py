@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from torch import nn
 
-from primal_attention.analysis.passes import Data
+from primal_attention.analysis.capture import Data
 from primal_attention.analysis.spectrum import LayerSpectrum, Spectrum, check_energy, spectrum
-from primal_attention.analysis.text import aligned
+from primal_attention.analysis.text_table import text_table
 
 
 class LayerSuggestion(NamedTuple):
-    """What the spectrum of one layer says."""
+    """The suggestion for one layer."""
 
     name: str
     attention: str
@@ -29,6 +29,11 @@ class LayerSuggestion(NamedTuple):
         if self.attention == "primal":
             return "Primal already"
         return f"{self.limit} directions explain {self.explained:.1%} only"
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of a printed table."""
+        tokens, patch = f"{self.num_tokens:.4g}", "yes" if self.patch else "no"
+        return self.name, self.attention, tokens, str(self.num_directions), patch, self.reason
 
 
 @dataclass(frozen=True)
@@ -51,16 +56,15 @@ class Suggestion:
 
     def __str__(self) -> str:
         columns = ("layer", "attention", "tokens", "directions", "patch", "because")
-        rows = [columns, *map(_row, self.layers)]
-        head = f"{self.model}: directions for {self.energy:.0%} of the energy, "
-        head += f"{len(self.to_patch)} of {len(self.layers)} layers to patch"
-        return "\n".join([head, *(f"  {line}" for line in aligned(rows))])
+        title = f"{self.model}: directions for {self.energy:.0%} of the energy, "
+        title += f"{len(self.to_patch)} of {len(self.layers)} layers to patch"
+        return text_table(title, [columns, *(layer.cells() for layer in self.layers)])
 
 
 def suggest_directions(
     model: nn.Module, data: Data, energy: float = 0.9, *, max_directions: int | None = None
 ) -> Suggestion:
-    """How many directions each layer needs, and which layers a Primal layer can stand in for.
+    """Suggest how many directions each layer needs, and which layers to patch.
 
     A layer needs the least number s for which the explained variance of its s leading singular
     values, averaged over heads and sequences, reaches ``energy``. The kernel of a Primal layer with
@@ -82,7 +86,7 @@ def suggest_directions(
 def suggestion_from(
     measured: Spectrum, energy: float = 0.9, *, max_directions: int | None = None
 ) -> Suggestion:
-    """The same from spectra that were measured before."""
+    """Suggest from spectra that were measured before."""
     check_energy(energy)
     layers = tuple(_layer(layer, energy, max_directions) for layer in measured.layers)
     return Suggestion(measured.model, energy, layers)
@@ -91,24 +95,12 @@ def suggestion_from(
 def _layer(layer: LayerSpectrum, energy: float, max_directions: int | None) -> LayerSuggestion:
     needed = layer.num_directions(energy)
     limit = layer.head_dim if max_directions is None else max_directions
-    explained = float(layer.explained[min(limit, len(layer.explained)) - 1])
     return LayerSuggestion(
         layer.name,
         layer.attention,
         needed,
         layer.num_tokens.mean,
         limit,
-        explained,
+        explained=float(layer.explained[min(limit, len(layer.explained)) - 1]),
         patch=needed <= limit and layer.attention != "primal",
-    )
-
-
-def _row(layer: LayerSuggestion) -> tuple[str, ...]:
-    return (
-        layer.name,
-        layer.attention,
-        f"{layer.num_tokens:.4g}",
-        str(layer.num_directions),
-        "yes" if layer.patch else "no",
-        layer.reason,
     )

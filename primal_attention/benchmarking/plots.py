@@ -5,23 +5,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from primal_attention.atomic_files import replacing
+from primal_attention.analysis.plot_style import PALETTE, new_figure, save_figure
 from primal_attention.benchmarking.plans import BOTH
 from primal_attention.benchmarking.results import Row, number, select, time_column
 
 _SIZES = ("dim", "heads", "directions", "dtype")
 _NO_LINES = ("copy", "primal_op", "crossover")
 _NAMES = {"projections": "bare projections (floor)", "softmax": "softmax (SDPA)"}
-_COLOURS = {  # the palette of Okabe and Ito, which most colour-blind people can tell apart
+_COLOURS = {
     "bare projections (floor)": "black",
-    "primal static": "#56B4E9",
-    "primal sampled": "#0072B2",
-    "primal dual": "#009E73",
-    "softmax (SDPA)": "#D55E00",
-    "softmax (SDPA), compiled": "#E69F00",
-    "released sampled": "#CC79A7",
-    "released sampled, wall time": "#CC79A7",
-    "released static": "#CC79A7",
+    "primal static": PALETTE["sky"],
+    "primal sampled": PALETTE["blue"],
+    "primal dual": PALETTE["green"],
+    "softmax (SDPA)": PALETTE["vermilion"],
+    "softmax (SDPA), compiled": PALETTE["orange"],
+    "released sampled": PALETTE["purple"],
+    "released sampled, wall time": PALETTE["purple"],
+    "released static": PALETTE["purple"],
 }
 
 
@@ -40,8 +40,7 @@ def plot(rows: Sequence[Row], path: Path, *, title: str = "") -> None:
     if not chosen:
         raise ValueError("nothing to draw: no row has a time of forward and backward")
     figure = _figure(lines_of(chosen), _rooflines(chosen), f"{title}\n{sizes}".strip(), chosen)
-    with replacing(path) as written:
-        figure.savefig(written, format=path.suffix[1:] or "png", dpi=160, bbox_inches="tight")
+    save_figure(figure, path, bbox_inches="tight")
 
 
 def comparable(rows: Sequence[Row]) -> tuple[list[Row], str]:
@@ -96,8 +95,7 @@ def _rooflines(rows: Sequence[Row]) -> dict[int, float]:
 def _figure(
     lines: Sequence[Line], rooflines: dict[int, float], title: str, rows: Sequence[Row]
 ) -> Any:
-    figure_class = _figure_class()
-    figure = figure_class(figsize=(13, 4.4), layout="constrained")
+    figure = new_figure(13, 4.4)
     timed, memory, ratio = figure.subplots(1, 3)
     floor = next((line.times for line in lines if line.label == _NAMES["projections"]), {})
     gpu = time_column(rows) == "gpu_ms"
@@ -138,12 +136,3 @@ def _plain(value: float, position: int) -> str:
 
 def _over(times: dict[int, float], floor: dict[int, float]) -> dict[int, float]:
     return {n: time / floor[n] for n, time in times.items() if n in floor}
-
-
-def _figure_class() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = "a figure needs matplotlib: pip install 'primal-attention[train]'"
-        raise ModuleNotFoundError(message, name=error.name) from None
-    return Figure

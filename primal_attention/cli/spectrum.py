@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from primal_attention.analysis import Spectrum, plot_spectra, spectrum
-from primal_attention.analysis.figures import save_figure
-from primal_attention.analysis.spectrum import LayerSpectrum, check_energy
+from primal_attention.analysis.plot_style import save_figure
+from primal_attention.analysis.spectrum import (
+    MEASURES,
+    LayerSpectrum,
+    check_energy,
+    curves_csv,
+    layers_csv,
+)
 from primal_attention.analysis.suggestion import suggestion_from
-from primal_attention.analysis.tables import curves_csv, layers_csv
 from primal_attention.atomic_files import write_text
 from primal_attention.cli.evaluate import SPLITS
 from primal_attention.cli.mistakes import naming
@@ -145,7 +150,7 @@ def _print(console: Any, name: str, measured: Spectrum, energy: float) -> None:
 
 def _means(layer: LayerSpectrum) -> Iterator[str]:
     yield f"{layer.num_tokens.mean:.4g}"
-    for name in ("directions", "effective_rank", "entropy", "asymmetry", "redundancy"):
+    for name in MEASURES:
         mean = getattr(layer, name).mean
         yield "-" if mean != mean else f"{mean:.3g}"
 

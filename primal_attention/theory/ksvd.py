@@ -193,18 +193,26 @@ def kkt_residuals(
     point: KSVDPoint, phi_q: Tensor, phi_k: Tensor, f_x: Tensor | None = None
 ) -> KKTResiduals:
     """The six conditions of eq. (14): |left - right| / max(|left|, |right|), at most 2."""
+    return KKTResiduals(*kkt_distances(point, phi_q, phi_k, f_x).tolist())
+
+
+def kkt_distances(
+    point: KSVDPoint, phi_q: Tensor, phi_k: Tensor, f_x: Tensor | None = None
+) -> Tensor:
+    """`kkt_residuals` as a tensor [6]."""
     weights = weights_from_dual(phi_q, phi_k, point.h_e, point.h_r, f_x)
     scores = Scores(point.e_scores, point.r_scores)
     h_e, h_r = dual_from_scores(scores, point.lambda_diag)
     required = primal_scores(phi_q, phi_k, *weights_given_x(point.w_e, point.w_r, f_x))
-    return KKTResiduals(
-        w_r=_relative_distance(point.w_r, weights.r),
-        w_e=_relative_distance(point.w_e, weights.e),
-        h_e=_relative_distance(point.h_e, h_e),
-        h_r=_relative_distance(point.h_r, h_r),
-        e_scores=_relative_distance(point.e_scores, required.e),
-        r_scores=_relative_distance(point.r_scores, required.r),
+    distances = (
+        _relative_distance(point.w_r, weights.r),
+        _relative_distance(point.w_e, weights.e),
+        _relative_distance(point.h_e, h_e),
+        _relative_distance(point.h_r, h_r),
+        _relative_distance(point.e_scores, required.e),
+        _relative_distance(point.r_scores, required.r),
     )
+    return torch.stack(distances)
 
 
 def objective_from_dual(
@@ -281,10 +289,10 @@ def _energy(gram_q: Tensor, matrix: Tensor, gram_k: Tensor) -> Tensor:
     return (gram_q @ matrix @ gram_k * matrix).sum()
 
 
-def _relative_distance(left: Tensor, right: Tensor) -> float:
+def _relative_distance(left: Tensor, right: Tensor) -> Tensor:
     left, right = left.detach(), right.detach()
-    size = max(float(left.norm()), float(right.norm()))
-    return float((left - right).norm()) / size if size > 0 else 0.0
+    size = torch.maximum(left.norm(), right.norm())
+    return torch.where(size > 0, (left - right).norm() / size, 0.0)
 
 
 def _positive(lambda_diag: Tensor) -> Tensor:

@@ -40,21 +40,22 @@ def test_values_of_kernel_pca_are_projections_on_its_components():
 
 def test_values_in_the_span_have_all_their_energy_there():
     matrix = torch.randn(1, N, N, dtype=torch.float64).softmax(-1)
-    vectors = right_singular_vectors(matrix)[0, :, :4]
-    found = agreement(vectors, vectors @ torch.randn(4, 5, dtype=torch.float64))
-    assert found.share == pytest.approx(1)
-    assert found.share_by_chance == pytest.approx(4 / N)
-    assert agreement(vectors, torch.ones(N, 2, dtype=torch.float64)).constant == pytest.approx(1)
+    vectors = right_singular_vectors(matrix)[..., :4]
+    found = agreement(vectors, vectors @ torch.randn(1, 4, 5, dtype=torch.float64))
+    assert found.share.item() == pytest.approx(1)
+    assert found.share_by_chance.item() == pytest.approx(4 / N)
+    ones = torch.ones(1, N, 2, dtype=torch.float64)
+    assert agreement(vectors, ones).constant.item() == pytest.approx(1)
     assert found.constant < 0.9
-    assert agreement(vectors, vectors[:, [2, 0]]).cosine == pytest.approx(1)
-    others = right_singular_vectors(matrix)[0, :, 4:9]
-    assert agreement(vectors, others).share == pytest.approx(0, abs=1e-12)
+    assert agreement(vectors, vectors[..., [2, 0]]).cosine.item() == pytest.approx(1)
+    others = right_singular_vectors(matrix)[..., 4:9]
+    assert agreement(vectors, others).share.item() == pytest.approx(0, abs=1e-12)
 
 
 def test_chance_is_what_normal_values_have():
     vectors = torch.linalg.qr(torch.randn(N, 4, dtype=torch.float64)).Q
-    shares = [agreement(vectors, torch.randn(N, 5, dtype=torch.float64)).share for _ in range(400)]
-    assert sum(shares) / 400 == pytest.approx(4 / N, abs=0.01)
+    found = agreement(vectors.expand(400, N, 4), torch.randn(400, N, 5, dtype=torch.float64))
+    assert found.share.mean().item() == pytest.approx(4 / N, abs=0.01)
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ import torch
 
 from primal_attention import build_attention
 from primal_attention.analysis import figure1, plot_spectra, spectrum
-from primal_attention.analysis.figures import save_figure
-from primal_attention.analysis.tables import CURVE_COLUMNS, LAYER_COLUMNS, curves_csv, layers_csv
+from primal_attention.analysis.plot_style import save_figure
+from primal_attention.analysis.spectrum import CURVE_COLUMNS, LAYER_COLUMNS, curves_csv, layers_csv
 
 D, H, N = 10, 2, 13
 
@@ -44,14 +44,15 @@ def test_one_call_draws_the_four_panels():
 def test_every_model_is_drawn():
     one = spectrum(stack("softmax"), torch.randn(1, N, D))
     figure = plot_spectra({f"model {index}": one for index in range(9)})
-    assert len(figure.axes[0].lines) == len(figure.axes[3].lines) == 9
+    assert len(figure.axes[0].lines) == len(figure.axes[-1].lines) == 9
 
 
 def test_layers_can_be_chosen_and_are_checked():
     spectra = {"model": spectrum(stack("softmax", "linear"), torch.randn(1, N, D))}
     figure = plot_spectra(spectra, layers=[-1])
-    assert figure.axes[0].get_title() == "(a) layer 1"
-    assert not figure.axes[1].axison
+    assert [axes.get_title() for axes in figure.axes] == ["(a) layer 1", "(b) all layers"]
+    titles = [axes.get_title() for axes in plot_spectra(spectra).axes]
+    assert titles == ["(a) layer 0", "(b) layer 1", "(c) all layers"], "no panel stays empty"
     for layers in ([2], [], [0, 0, 0, 0]):
         with pytest.raises(ValueError, match="layers must be one to three indices below 2"):
             plot_spectra(spectra, layers=layers)

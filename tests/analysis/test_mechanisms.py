@@ -5,9 +5,8 @@ import torch
 
 from primal_attention import ATTENTIONS, PrimalAttention, build_attention
 from primal_attention.analysis import attention_matrices, duality, spectrum
-from primal_attention.analysis.layers import find_layers
+from primal_attention.analysis.capture import capture, find_layers
 from primal_attention.analysis.matrices import DenseHeads, LowRankHeads
-from primal_attention.analysis.passes import passes
 from primal_attention.objectives import ksvd_loss
 
 D, H, N = 21, 3, 53
@@ -39,7 +38,7 @@ def test_matrix_times_values_is_what_the_layer_outputs(name):
     batch = poisoned()
     batch["x"] = batch["x"].double()
     expected = layer(**batch)
-    ((_, run),) = passes(layer, batch)
+    ((_, run),) = capture(layer, batch)
     for b, (sequence, heads) in enumerate(zip(run.sequences(), run.matrices(), strict=True)):
         assert isinstance(heads, LowRankHeads if name in FACTORED else DenseHeads)
         out = heads.dense() @ sequence.v.transpose(0, 1)  # [H, n, C]
@@ -116,7 +115,7 @@ def test_the_kernel_of_a_primal_layer_is_that_of_its_objectives(options, crossin
         batch["context"] = torch.randn(2, 31, D, dtype=torch.float64)
     layer.train()(**batch)
     (run,) = layer.ksvd_runs
-    ((_, found),) = passes(layer, batch)
+    ((_, found),) = capture(layer, batch)
     assert found.crossing == crossing
     for b, sequence in enumerate(found.sequences()):
         torch.testing.assert_close(sequence.phi_q.mT @ sequence.phi_q, run.grams.q[b])
@@ -140,7 +139,7 @@ def test_the_kernel_of_a_layer_with_a_decay_is_what_its_scores_are_made_of(causa
     layer.score_proj.register_forward_pre_hook(lambda module, args: scores.append(args[0]))
     layer.score_norm = False
     layer(**batch)
-    ((_, run),) = passes(layer, batch)
+    ((_, run),) = capture(layer, batch)
     for b, sequence in enumerate(run.sequences()):
         kernel = sequence.kernel().matrix
         kernel = kernel.tril() if causal else kernel
@@ -156,7 +155,7 @@ def test_duality_is_not_measured_with_a_decay():
 
 def test_the_kernel_of_sampled_weights_has_the_landmarks_in_the_middle():
     layer = PrimalAttention(D, H, 4, samples_per_direction=3).double()
-    ((_, run),) = passes(layer, poisoned() | {"x": torch.randn(2, N, D, dtype=torch.float64)})
+    ((_, run),) = capture(layer, poisoned() | {"x": torch.randn(2, N, D, dtype=torch.float64)})
     for sequence in run.sequences():
         middle = sequence.f_x.mT @ sequence.f_x
         expected = torch.linalg.svdvals(sequence.phi_q @ middle @ sequence.phi_k.mT)

@@ -4,6 +4,7 @@ import builtins
 
 import pytest
 
+from primal_attention.analysis.plot_style import new_figure
 from primal_attention.benchmarking import plots
 from primal_attention.benchmarking.plots import lines_of, plot
 
@@ -22,13 +23,13 @@ ROWS = [
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are made."""
-    made, figure_class = [], plots._figure_class()
+    made = []
 
-    def make(**options):
-        made.append(figure_class(**options))
+    def make(width, height):
+        made.append(new_figure(width, height))
         return made[-1]
 
-    monkeypatch.setattr(plots, "_figure_class", lambda: make)
+    monkeypatch.setattr(plots, "new_figure", make)
     return made
 
 

@@ -1,18 +1,23 @@
 """The drawings of a report, as SVG inside of addresses; once for a light page, once for a dark."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from primal_attention.analysis.duality import LayerDuality
+from primal_attention.analysis.plot_style import (
+    COLOURS,
+    LINES,
+    PALETTE,
+    colours_by_depth,
+    new_figure,
+    plot_band,
+)
 from primal_attention.analysis.report.html import Picture
 from primal_attention.analysis.spectrum import ENERGY, LayerSpectrum
 
@@ -20,9 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INK, _PALE = "#1f2933", "#e4e8ec"  # of everything that is not data, on a light and a dark page
-_COLOURS = ("#d55e00", "#2f86c6", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_STYLES = ("-", "--", ":", "-.")
-_SHADE = (47 / 255, 134 / 255, 198 / 255)
 _WIDTH, _HEIGHT = 4.8, 3.2
 _MARKED = 30  # rounds up to which each is a dot
 _LEGEND = 8  # lines up to which a legend is of use
@@ -43,8 +45,8 @@ class Curve(NamedTuple):
 def draw_curves(curves: Sequence[Curve], xlabel: str, ylabel: str) -> Picture:
     """Curves over the rounds of a run; the best rounds are marked."""
     figure, axes = _figure(_WIDTH, _HEIGHT)
-    looks = zip(curves, cycle(_COLOURS), cycle(_looks()), strict=False)
-    for (name, x, y, best), colour, style in looks:
+    for place, (name, x, y, best) in enumerate(curves):
+        colour, style = LINES[place % len(LINES)]
         mark = "." if len(x) <= _MARKED else ""
         axes.plot(x, y, style, marker=mark, color=colour, label=_plain(name), linewidth=1.6)
         if best is not None:
@@ -59,13 +61,12 @@ def draw_curves(curves: Sequence[Curve], xlabel: str, ylabel: str) -> Picture:
 def draw_explained(layers: Mapping[str, LayerSpectrum], title: str = "") -> Picture:
     """Cumulative explained variance of layers by name, with bands of one deviation."""
     figure, axes = _figure(_WIDTH, _HEIGHT)
-    for (name, layer), colour in zip(layers.items(), _by_depth(len(layers)), strict=True):
+    for (name, layer), colour in zip(layers.items(), colours_by_depth(len(layers)), strict=True):
         x = range(1, len(layer.explained) + 1)
         mean, deviation = layer.explained.numpy(), layer.explained_deviation.numpy()
         axes.plot(x, mean, color=colour, label=_plain(name), linewidth=1.6)
         if len(layers) <= _LEGEND:
-            low, high = (mean - deviation).clip(0, 1), (mean + deviation).clip(0, 1)
-            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            plot_band(axes, mean, deviation, color=colour, alpha=0.18)
     axes.axhline(ENERGY, color=_INK, alpha=0.35, linewidth=0.8, linestyle="--")
     axes.set(xlabel="directions", ylabel="explained variance", title=_plain(title))
     axes.set_ylim(top=1.005)
@@ -75,7 +76,7 @@ def draw_explained(layers: Mapping[str, LayerSpectrum], title: str = "") -> Pict
 def draw_singular_values(layers: Mapping[str, LayerSpectrum]) -> Picture:
     """Mean singular values of layers by name, over the first of each."""
     figure, axes = _figure(_WIDTH, _HEIGHT)
-    for (name, layer), colour in zip(layers.items(), _by_depth(len(layers)), strict=True):
+    for (name, layer), colour in zip(layers.items(), colours_by_depth(len(layers)), strict=True):
         relative = layer.singular_values / (float(layer.singular_values[0]) or 1.0)
         drawn = relative.where(relative > _NOISE, math.nan).numpy()
         x = range(1, len(drawn) + 1)
@@ -92,7 +93,7 @@ def draw_energies(layers: Sequence[LayerDuality]) -> Picture:
         ("by its subspaces", "subspaces"),
         ("explained", "explained"),
     )
-    for place, ((label, field), colour) in enumerate(zip(bars, _COLOURS, strict=False)):
+    for place, ((label, field), colour) in enumerate(zip(bars, COLOURS, strict=False)):
         values = [getattr(layer, field).mean for layer in layers]
         y = [index + 0.26 * (place - 1) for index in range(len(layers))]
         shown = [min(max(value, 0.0), 1.0) for value in values]
@@ -111,7 +112,8 @@ def draw_confusion(confusion: Tensor, labels: Sequence[str]) -> Picture:
     side = min(max(3.2, 0.42 * count + 1.4), 8.0)
     figure, axes = _figure(side + 0.6, side)
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
-    axes.imshow([[(*_SHADE, share**0.5) for share in row] for row in shares.tolist()])
+    blue = [int(PALETTE["blue"][place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    axes.imshow([[(*blue, share**0.5) for share in row] for row in shares.tolist()])
     if count <= _NUMBERED:
         for i, row in enumerate(confusion.tolist()):
             for j, number in enumerate(row):
@@ -127,13 +129,8 @@ def draw_confusion(confusion: Tensor, labels: Sequence[str]) -> Picture:
     return _picture(figure)
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = "a report needs matplotlib: pip install 'primal-attention[train]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
-    figure = Figure(figsize=(width, height), layout="constrained")
+def _figure(width: float, height: float) -> tuple["Figure", Any]:
+    figure = new_figure(width, height)
     axes = figure.add_subplot()
     axes.patch.set_alpha(0)
     axes.tick_params(color=_INK, labelcolor=_INK)
@@ -144,7 +141,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _finished(figure: Figure, axes: Any, *, legend: bool, below: bool = False) -> Picture:
+def _finished(figure: "Figure", axes: Any, *, legend: bool, below: bool = False) -> Picture:
     axes.grid(color=_INK, alpha=0.12)
     axes.set_axisbelow(True)
     if legend and below:
@@ -154,7 +151,7 @@ def _finished(figure: Figure, axes: Any, *, legend: bool, below: bool = False) -
     return _picture(figure)
 
 
-def _picture(figure: Figure) -> Picture:
+def _picture(figure: "Figure") -> Picture:
     from matplotlib import rc_context
 
     text = io.StringIO()
@@ -167,20 +164,6 @@ def _picture(figure: Figure) -> Picture:
 
 def _address(svg: str) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
-
-
-def _by_depth(count: int) -> Iterable[Any]:
-    """Colours that tell a few layers apart, or run from the first of many to the last."""
-    if count <= len(_COLOURS):
-        return _COLOURS[:count]
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](0.1 + 0.8 * index / (count - 1)) for index in range(count)]
-
-
-def _looks() -> Iterable[str]:
-    """Styles of lines; the next one once all colours are used."""
-    return [style for style in _STYLES for _ in _COLOURS]
 
 
 def _end(path: str) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from primal_attention.analysis.capture import find_layers
 from primal_attention.analysis.duality import Duality, duality
-from primal_attention.analysis.layers import find_layers
 from primal_attention.analysis.report.run import Run
 from primal_attention.analysis.spectrum import Spectrum, spectrum
 from primal_attention.attention.primal import PrimalAttention

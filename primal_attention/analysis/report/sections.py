@@ -36,7 +36,7 @@ from primal_attention.analysis.report.run import (
     environment_of_report,
     settings,
 )
-from primal_attention.analysis.spectrum import COLUMNS, Spectrum, summary
+from primal_attention.analysis.spectrum import COLUMNS, Spectrum
 from primal_attention.analysis.suggestion import suggestion_from
 
 
@@ -165,7 +165,7 @@ def _spectra(looks: Looks) -> Html:
 def _spectrum_rows(found: Spectrum) -> Iterator[tuple[str, ...]]:
     suggested = suggestion_from(found).num_directions
     for layer in found.layers:
-        yield *summary(layer), str(suggested[layer.name])
+        yield *layer.cells(), str(suggested[layer.name])
 
 
 def _primal(looks: Looks) -> Html:

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from primal_attention.analysis import Spectrum, plot_spectra
-from primal_attention.analysis.figures import save_figure
-from primal_attention.analysis.running import Spread
+from primal_attention.analysis.plot_style import save_figure
+from primal_attention.analysis.running_stats import MeanDeviation
 from primal_attention.analysis.spectrum import LayerSpectrum
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ def spectra(rows: list[Row]) -> dict[str, Spectrum]:
 def layer(rows: list[Row]) -> LayerSpectrum:
     """The curves of a layer; nothing else is known of it here."""
     explained, deviation = (curve(rows, name) for name in ("explained", "deviation"))
-    unknown = Spread(math.nan, math.nan)
+    unknown = MeanDeviation(math.nan, math.nan)
     curves = torch.full_like(explained, math.nan), explained, deviation
     first = rows[0]["layer"], rows[0]["attention"], 0, 0, unknown
     return LayerSpectrum(*first, *curves, *[unknown] * 5)

@@ -1,22 +1,23 @@
-"""The attention layers of a model that can be looked into, and how to listen to them.
+"""Run a model over data and capture what its attention layers do, batch by batch.
 
-Layers of this library are heard where they attend. For softmax attention of a foreign model a
+Layers of this library are captured where they attend. For softmax attention of a foreign model a
 `SoftmaxAttention` with the host's projections, positions and masks stands beside the host and is
-called with what the host is called with; the host itself is left alone.
+called with the same arguments; the host itself is not changed.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.analysis.primal_runs import PrimalRun
-from primal_attention.analysis.runs import AttendedRun
+from primal_attention.analysis.captured import CapturedAttention, CapturedPrimal
+from primal_attention.analysis.matrices import HeadMatrices
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.primal import PrimalAttention
@@ -25,21 +26,23 @@ from primal_attention.patching.building import build_layer, resolve_options
 from primal_attention.patching.hosts.collector import beside_the_host
 from primal_attention.patching.sites import Site, find_sites, patched_layers
 
-Run = AttendedRun | PrimalRun
-Hear = Callable[[Run], None]
-Mechanism = QKVAttention | PrimalAttention
+Data = Tensor | Mapping[str, Any] | Iterable[Any]
+"""One batch (a tensor, a mapping of arguments, a tuple of them), or a list or iterator of such."""
+Captured = CapturedAttention | CapturedPrimal
+Hear = Callable[[Captured], None]
+AnalysableAttention = QKVAttention | PrimalAttention
 _M = TypeVar("_M", bound=nn.Module)
 
 
-class Hosted(NamedTuple):
-    """The attention of a foreign model and what stands beside it."""
+class HostedAttention(NamedTuple):
+    """The attention of a foreign model and the layer beside it."""
 
     module: nn.Module
     beside: nn.Module
     settings: list[Change]  # what must change in the host for its attention to be called
 
     def call_along(self, stack: ExitStack) -> None:
-        """Call what stands beside with all that the host is called with, by the same names."""
+        """Call the layer beside the host with the host's arguments, by the same names."""
         signature = inspect.signature(self.module.forward)
 
         @torch.no_grad()
@@ -57,12 +60,12 @@ class Hosted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layer:
+class AttentionLayer:
     """An attention layer of a model."""
 
     name: str  # its path
-    mechanism: Mechanism  # of this library; the one that stands beside a host
-    hosted: Hosted | None = None  # where the attention is that of a foreign model
+    mechanism: AnalysableAttention  # of this library; the one that stands beside a host
+    hosted: HostedAttention | None = None  # where the attention is that of a foreign model
     patched: PatchedAttention | None = None  # where it was patched into one
 
     @property
@@ -77,7 +80,7 @@ class Layer:
         return self.mechanism.head_dim
 
     def listen(self, hear: Hear, stack: ExitStack) -> None:
-        """Have every pass told, until the stack is closed."""
+        """Report every call until the stack is closed."""
         if self.patched is not None:
             _without_cache(self.patched, stack)
         if isinstance(self.mechanism, PrimalAttention):
@@ -88,15 +91,88 @@ class Layer:
             self.hosted.call_along(stack)
 
 
-class Layers(NamedTuple):
-    """Those of a model that can be looked into, and why the others cannot."""
+class FoundLayers(NamedTuple):
+    """The layers of a model that can be analysed, and why the others cannot."""
 
-    found: list[Layer]
+    found: list[AttentionLayer]
     skipped: dict[str, str]
 
 
-def find_layers(model: nn.Module) -> Layers:
-    """Every attention layer in the order of the model; an error where none can be looked into."""
+class LayerMatrices(NamedTuple):
+    """The matrices of one layer for one sequence."""
+
+    layer: str
+    heads: HeadMatrices
+
+
+def attention_matrices(model: nn.Module, data: Data) -> Iterator[LayerMatrices]:
+    """Attention and kernel matrices of every layer and sequence, one after the other."""
+    for layer, captured in capture(model, data):
+        for heads in captured.matrices():
+            yield LayerMatrices(layer.name, heads)
+
+
+def capture(
+    model: nn.Module, data: Data, layers: list[AttentionLayer] | None = None
+) -> Iterator[tuple[AttentionLayer, Captured]]:
+    """Capture all calls of the layers, in evaluation mode and without gradients.
+
+    The model is restored after the last one.
+    """
+    layers = find_layers(model).found if layers is None else layers
+    training = [module for module in model.modules() if module.training]
+    heard: list[tuple[AttentionLayer, Captured]] = []
+    batches = _batches(data)
+    with ExitStack() as stack:
+        stack.callback(_train, training)
+        model.eval()
+        for layer in layers:
+            layer.listen(partial(_note, heard, layer), stack)
+        for args, kwargs in batches:
+            heard.clear()
+            with torch.no_grad():
+                model(*args, **kwargs)
+            yield from tuple(heard)  # the model may be called in between
+
+
+def _note(
+    heard: list[tuple[AttentionLayer, Captured]], layer: AttentionLayer, captured: Captured
+) -> None:
+    heard.append((layer, captured))
+
+
+def _train(modules: list[nn.Module]) -> None:
+    for module in modules:
+        module.training = True
+
+
+def _batches(data: Data) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of each call of the model."""
+    if isinstance(data, Tensor | Mapping | tuple):
+        data = [data]
+    if isinstance(data, str) or not isinstance(data, Iterable):
+        raise ValueError(
+            "data must be a batch or an iterable of batches (tensors, mappings of arguments, or "
+            f"tuples of them), got {type(data).__name__}"
+        )
+    return map(_arguments, data)
+
+
+def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    raise ValueError(
+        "data: a batch must be a tensor, a mapping of arguments or a tuple of them, "
+        f"got {type(batch).__name__}"
+    )
+
+
+def find_layers(model: nn.Module) -> FoundLayers:
+    """Find every attention layer in the order of the model; raise where none can be analysed."""
     found, skipped = _own_layers(model)
     try:
         sites = find_sites(model)
@@ -114,10 +190,10 @@ def find_layers(model: nn.Module) -> Layers:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise ValueError(f"model: no attention of {type(model).__name__} is known: {reasons}")
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
-    return Layers(sorted(found, key=lambda layer: place.get(layer.name, -1)), skipped)
+    return FoundLayers(sorted(found, key=lambda layer: place.get(layer.name, -1)), skipped)
 
 
-def _own_layers(model: nn.Module) -> tuple[list[Layer], dict[str, str]]:
+def _own_layers(model: nn.Module) -> tuple[list[AttentionLayer], dict[str, str]]:
     found, skipped = [], {}
     patched = {layer.mechanism: (name, layer) for name, layer in patched_layers(model).items()}
     for path, module in model.named_modules():
@@ -126,20 +202,21 @@ def _own_layers(model: nn.Module) -> tuple[list[Layer], dict[str, str]]:
             if reason := module.mechanism.why_no_matrix(module):
                 skipped[name] = reason
             else:
-                found.append(Layer(name, module, patched=around))
+                found.append(AttentionLayer(name, module, patched=around))
     return found, skipped
 
 
-def _beside(site: Site) -> Layer:
+def _beside(site: Site) -> AttentionLayer:
     parts = site.read()
     adapter = build_layer(site, parts, "softmax", resolve_options("softmax", {}, parts)).eval()
     assert site.host is not None
-    hosted = Hosted(site.module, adapter, site.host.settings(site.module, site.ancestors))
-    return Layer(site.name, adapter.mechanism, hosted)
+    settings = site.host.settings(site.module, site.ancestors)
+    hosted = HostedAttention(site.module, adapter, settings)
+    return AttentionLayer(site.name, adapter.mechanism, hosted)
 
 
 def _without_cache(layer: PatchedAttention, stack: ExitStack) -> None:
-    """Have a layer see whole sequences: with a cache it would go on from a state, unheard."""
+    """Give a layer whole sequences: with a cache it would continue a state, unheard."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, {name: each for name, each in kwargs.items() if name != "past_key_values"}
@@ -149,7 +226,7 @@ def _without_cache(layer: PatchedAttention, stack: ExitStack) -> None:
 
 def _listen_to_primal(layer: PrimalAttention, hear: Hear, stack: ExitStack) -> None:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hear(PrimalRun.of(layer, *args, **kwargs))
+        hear(CapturedPrimal.of(layer, *args, **kwargs))
 
     stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
@@ -165,8 +242,8 @@ def _listen_to_attend(layer: QKVAttention, hear: Hear, stack: ExitStack) -> None
     def attend(
         q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        parts = q.detach(), k.detach(), v.detach(), mask, source_mask
-        hear(AttendedRun(exact, *parts, crossing))
+        tensors = q.detach(), k.detach(), v.detach(), mask, source_mask
+        hear(CapturedAttention(exact, *tensors, crossing))
         return type(layer).attend(layer, q, k, v, mask, source_mask)
 
     stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -175,6 +252,6 @@ def _listen_to_attend(layer: QKVAttention, hear: Hear, stack: ExitStack) -> None
 
 
 def _in_float64(module: _M) -> _M:
-    """A copy in float64 and evaluation mode; what is no tensor or module is shared."""
+    """Copy in float64 and evaluation mode; what is no tensor or module is shared."""
     kept = {id(value): value for name, value in vars(module).items() if not name.startswith("_")}
     return deepcopy(module, kept).double().eval()

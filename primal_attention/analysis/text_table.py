@@ -1,12 +1,13 @@
-"""Tables as lines of text."""
+"""Tables as text."""
 
 from collections.abc import Sequence
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines whose cells stand below each other."""
+def text_table(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A title and indented rows whose cells are aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
+    lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+    return "\n".join([title, *(f"  {line}" for line in lines)])

@@ -1,0 +1,52 @@
+"""The look of every plot of this library: one palette, one way to make a figure and to write it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from primal_attention.atomic_files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PALETTE = {  # Okabe and Ito, which most colour-blind people can tell apart
+    "vermilion": "#D55E00",
+    "blue": "#0072B2",
+    "green": "#009E73",
+    "purple": "#CC79A7",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+}
+COLOURS = tuple(PALETTE.values())
+LINE_STYLES = ("-", "--", ":", "-.")
+LINES = [(colour, style) for style in LINE_STYLES for colour in COLOURS]  # all that differ
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Make an empty figure; sizes in inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        message = "figures need matplotlib: pip install 'primal-attention[train]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: "Figure", path: Path, **options: Any) -> None:
+    """Write a figure in one step, in the format of its suffix; half a file is never left."""
+    with replacing(path) as written:
+        figure.savefig(written, format=path.suffix[1:] or "png", dpi=160, **options)
+
+
+def colours_by_depth(count: int) -> list[Any]:
+    """Colours that tell a few layers apart, or run from the first of many to the last."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](0.1 + 0.8 * index / (count - 1)) for index in range(count)]
+
+
+def plot_band(axes: Any, mean: Any, deviation: Any, **style: Any) -> None:
+    """Fill one deviation on either side of a curve of shares over the numbers from 1 on."""
+    low, high = (mean - deviation).clip(0, 1), (mean + deviation).clip(0, 1)
+    axes.fill_between(range(1, len(mean) + 1), low, high, linewidth=0, **style)
