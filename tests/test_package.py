@@ -71,8 +71,8 @@ PUBLIC = {
         "token_counts",
     ],
     "primal_attention.ops.layer": ["LayerInputs", "LayerResult", "fused_layer", "layer"],
-    "primal_attention.ops.linear": ["linear"],
     "primal_attention.ops.primal": [
+        "Attended",
         "CollapsedResult",
         "Sides",
         "both_sides",

@@ -17,7 +17,7 @@ from primal_attention.benchmarking.released import (
     ReleasedArithmetic,
 )
 from primal_attention.objectives import ksvd_loss
-from primal_attention.ops.primal import collapsed_attention
+from primal_attention.ops.primal import Attended, collapsed_attention
 
 Outputs = tuple[Tensor, ...]
 
@@ -169,7 +169,7 @@ class OpAlone(nn.Module):
 
     def forward(self, x: Tensor) -> Outputs:
         """Outputs and both Gram matrices; the input gives the sizes alone."""
-        return tuple(collapsed_attention(self.q, self.k, self.a_e, self.a_r, self.bias))
+        return tuple(collapsed_attention(Attended(self.q, self.k, self.a_e, self.a_r, self.bias)))
 
 
 def _halves(x: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,6 @@ _SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float
 LARGE = {
     "landmark_index": 1,
     "layer": 1,
-    "linear": 1 << 22,
     "mean_j": 1,
     "moment": 1 << 22,
     "primal": 1,

@@ -6,7 +6,7 @@ import torch
 from primal_attention.ops.causal import running_mean, scan, token_counts
 from primal_attention.ops.landmarks import Landmarks, sampled_weights
 from primal_attention.ops.op import chunk_elements
-from primal_attention.ops.primal import collapsed_attention, gram, moment
+from primal_attention.ops.primal import Attended, collapsed_attention, gram, moment
 
 from .formulas import (
     MAPS,
@@ -50,7 +50,7 @@ def test_outputs_and_gram_matrices(mask, lead):
 
     def run(q, k, w_e, w_r, c_e, c_r, bias):
         options = {"token_mask": MASKS[mask], "map_k": "elu"}
-        return collapsed_attention(q, k, w_e @ c_e, w_r @ c_r, bias, **options)
+        return collapsed_attention(Attended(q, k, w_e @ c_e, w_r @ c_r, bias, **options))
 
     def formula(*x):
         return dense_primal(*x, token_mask=MASKS[mask], map_k="elu")

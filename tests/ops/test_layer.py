@@ -206,7 +206,7 @@ def test_many_short_sequences(device, without, monkeypatch):
 
 def test_means_in_several_shares(device, monkeypatch):
     """The backward pass adds up what the walk after it starts from, so that no other pass does."""
-    fused_attend = pytest.importorskip("primal_attention.ops.primal.fused_attend")
+    fused_attend = pytest.importorskip("primal_attention.ops.primal.fused")
     small = fused_attend.BACKWARD[torch.bfloat16][16]._replace(block=16, programs=6, least=1)
     monkeypatch.setitem(fused_attend.BACKWARD[torch.bfloat16], 16, small)
     check(case(device, "static causal", torch.bfloat16, mask=MASKS["holes"]))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from primal_attention.ops.primal import collapsed_attention, moment
+from primal_attention.ops.primal import Attended, collapsed_attention, moment
 
 from .formulas import MAPS, randn, token_masks
 from .fused import DEVICES, TOLERANCES, assert_same_as_eager, poisoned_memory
@@ -39,7 +39,7 @@ def tensors(device, dtype=torch.float32, *, kinds=("batched", "shared"), **optio
 def check(given, mask=None, maps=("cosine", "cosine"), *, skipped=()):
     def run(*x):
         options = {"token_mask": mask, "map_q": maps[0], "map_k": maps[1]}
-        return collapsed_attention(*x, **options)
+        return collapsed_attention(Attended(*x, **options))
 
     assert_same_as_eager(run, given, TOLERANCES[given[0].dtype], skipped=skipped)
 
@@ -79,7 +79,7 @@ def test_sizes(device, sizes, dtype):
 
 
 def test_several_sequences_for_a_program(device, monkeypatch):
-    fused_attend = pytest.importorskip("primal_attention.ops.primal.fused_attend")
+    fused_attend = pytest.importorskip("primal_attention.ops.primal.fused")
     small = fused_attend.BACKWARD[torch.float32][16]._replace(block=16, programs=4)
     monkeypatch.setitem(fused_attend.BACKWARD[torch.float32], 16, small)
     given = tensors(device, B=7, N=17, kinds=("shared", "shared"))
@@ -87,7 +87,7 @@ def test_several_sequences_for_a_program(device, monkeypatch):
 
 
 def test_several_shares_of_a_sequence(device, monkeypatch):
-    fused_attend = pytest.importorskip("primal_attention.ops.primal.fused_attend")
+    fused_attend = pytest.importorskip("primal_attention.ops.primal.fused")
     for table in (fused_attend.FORWARD, fused_attend.BACKWARD):
         small = table[torch.float32][16]._replace(block=16, programs=1 << 20, least=1)
         monkeypatch.setitem(table[torch.float32], 16, small)

@@ -9,6 +9,7 @@ Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S d
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,10 +39,9 @@ from primal_attention.ops.layer.fused_dual import (
     takes_two_passes,
     write_dual_gradients,
 )
-from primal_attention.ops.linear.fused import affine_gradients
 from primal_attention.ops.op import Backward, FusedOp
-from primal_attention.ops.primal.fused_attend import (
-    Attended,
+from primal_attention.ops.primal.eager import Attended
+from primal_attention.ops.primal.fused import (
     ByCounts,
     InputGradients,
     attend,
@@ -57,6 +57,7 @@ from primal_attention.ops.primal.fused_collapse import (
     supports_maps,
 )
 from primal_attention.ops.triton.launch import DOTS, PRODUCTS, Segments, float32, padded
+from primal_attention.ops.triton.sums import column_sum
 from primal_attention.precision import operand_dtype
 
 
@@ -390,6 +391,20 @@ def _with_projection(
         parts = of_rows[kind].to(given.q_weight.dtype).split_with_sizes(heights)
         found |= dict(zip(_PROJECTIONS[kind], parts, strict=False))
     return found | ({"x": of_rows["x"]} if "x" in wanted else {})
+
+
+def affine_gradients(
+    x: Tensor, weight: Tensor, d_y: Tensor, wanted: frozenset[str], **known: Any
+) -> dict[str, Tensor]:
+    """The wanted gradients of x, weight and bias; those that are known are not computed."""
+    rows, found = d_y.reshape(-1, d_y.shape[-1]), dict(known)
+    if "x" in wanted:
+        found["x"] = F.linear(rows, weight.mT).view(x.shape)
+    if "weight" in wanted:
+        found["weight"] = rows.mT @ x.reshape(-1, x.shape[-1])
+    if "bias" in wanted and "bias" not in found:
+        found["bias"] = column_sum(rows)
+    return found
 
 
 _PROJECTIONS = {

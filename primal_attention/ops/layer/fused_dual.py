@@ -19,9 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from primal_attention.ops.layer.eager import LayerInputs
-from primal_attention.ops.primal.fused_attend import (
+from primal_attention.ops.primal.eager import Attended, MomentInputs
+from primal_attention.ops.primal.fused import (
+    BACKWARD,
     FORWARD,
-    Attended,
     InputGradients,
     OutputGradients,
     attend,
@@ -37,42 +38,31 @@ from primal_attention.ops.primal.fused_collapse import (
     map_strides,
 )
 from primal_attention.ops.primal.fused_moment import (
-    Rows,
+    MomentGradients,
     add_moments,
     pull_back_moment,
     summed_moment,
 )
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
-from primal_attention.ops.triton.launch import DOTS, PRODUCTS, Config, padded
+from primal_attention.ops.triton.launch import DOTS, PRODUCTS, padded
 from primal_attention.ops.triton.launcher import launched
 from primal_attention.ops.triton.sums import add_up, summed
 from primal_attention.precision import operand_dtype
 
 # By the largest padded width. The first pass of the backward pass, and the second, which has no
 # sums and thus as many programs as it likes.
-_HALF_SUMS = {
-    16: Config(block=128, tile=16, num_warps=4, num_stages=3),
-    32: Config(block=64, tile=32, num_warps=4, num_stages=3),
-    64: Config(block=64, tile=64, num_warps=4, num_stages=3),
-}
-_HALF_ROWS = {
-    width: config._replace(num_stages=2, programs=1 << 30, least=8)
-    for width, config in _HALF_SUMS.items()
-}
-_FULL_SUMS = {
-    16: Config(block=32, tile=16, num_warps=4, num_stages=2),
-    32: Config(block=32, tile=32, num_warps=4, num_stages=2),
-}
-_FULL_ROWS = {
-    width: config._replace(programs=1 << 30, least=8) for width, config in _FULL_SUMS.items()
-}
-SUMS = {torch.bfloat16: _HALF_SUMS, torch.float16: _HALF_SUMS, torch.float32: _FULL_SUMS}
-ROWS = {torch.bfloat16: _HALF_ROWS, torch.float16: _HALF_ROWS, torch.float32: _FULL_ROWS}
+SUMS, ROWS = (
+    {
+        dtype: {at: c._replace(**sizes) for at, c in table.items()}
+        for dtype, table in BACKWARD.items()
+    }
+    for sizes in ({"programs": 264}, {"num_stages": 2, "programs": 1 << 30, "least": 8})
+)
 # Both in one pass: for sequences so short that their tokens are still in the cache when they are
 # read again, and so many, times heads, that four of them come to each multiprocessor. Other dtypes
 # would need more registers than there are.
-WHOLE = {torch.bfloat16: _HALF_ROWS}
+WHOLE = {torch.bfloat16: ROWS[torch.bfloat16]}
 SHORT, MANY = 256, 528
 
 
@@ -168,8 +158,8 @@ def _weights(
     e, r = (heads.q.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
     map_q, map_k = given.maps
     mask = given.token_mask
-    add_moments(Rows(heads.k, mask, map_k), heads.h_r, e, inverse_n=inverse_n)
-    add_moments(Rows(heads.q, mask, map_q), heads.h_e, r, inverse_n=inverse_n)
+    add_moments(MomentInputs(heads.k, heads.h_r, mask, map_k), e, inverse_n=inverse_n)
+    add_moments(MomentInputs(heads.q, heads.h_e, mask, map_q), r, inverse_n=inverse_n)
     of_a = operand_dtype(heads.q.dtype, torch.float32)
     precision = PRODUCTS[heads.q.dtype]
     return e, r, *collapse(Weights(e, r, *given.score_maps), precision, of_a)
@@ -317,11 +307,12 @@ def _write_apart(
     if d.out is None:
         da_e = da_r = None
     found, by_n = _weight_gradients(given, kept, d, da_e, da_r), kept.inverse_n
-    for name, rows, h, dz, dh in (
-        ("w_e", Rows(heads.k, mask, map_k), heads.h_r, d_heads.k, d_heads.h_r),
-        ("w_r", Rows(heads.q, mask, map_q), heads.h_e, d_heads.q, d_heads.h_e),
+    for name, rows, dz, dh in (
+        ("w_e", MomentInputs(heads.k, heads.h_r, mask, map_k), d_heads.k, d_heads.h_r),
+        ("w_r", MomentInputs(heads.q, heads.h_e, mask, map_q), d_heads.q, d_heads.h_e),
     ):
-        pull_back_moment(rows, h, found.pop(name), None, dz, dh, inverse_n=by_n, add=True)
+        into = MomentGradients(dz, dh, add=True)
+        pull_back_moment(rows, found.pop(name), None, into, inverse_n=by_n)
     return found
 
 

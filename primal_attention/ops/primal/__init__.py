@@ -1,9 +1,11 @@
 """Scores, moments and Gram matrices of features."""
 
-from primal_attention.ops.primal.collapsed import CollapsedResult, collapsed_attention
 from primal_attention.ops.primal.eager import (
+    Attended,
+    CollapsedResult,
     Sides,
     both_sides,
+    collapsed_attention,
     features,
     gram,
     moment,
@@ -14,6 +16,7 @@ from primal_attention.ops.primal.eager import (
 )
 
 __all__ = [
+    "Attended",
     "CollapsedResult",
     "Sides",
     "both_sides",

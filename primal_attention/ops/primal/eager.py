@@ -125,7 +125,7 @@ class MomentInputs(NamedTuple):
     """All that the moment of one side is made of."""
 
     z: Tensor  # [B, N, H, C]
-    values: Tensor  # [B, N, H, S]
+    values: Tensor | None  # [B, N, H, S]; None for Gram matrices alone
     token_mask: Tensor | None  # [B, N], True = real token
     feature_map: str
 
@@ -154,9 +154,9 @@ def _fused_moment(z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None) ->
 def moment_eager(given: MomentInputs) -> Tensor:
     """The moment of one side [B, H, P, S], in plain PyTorch."""
     mask = None if given.token_mask is None else given.token_mask[:, :, None]
+    assert given.values is not None
     z, values = (each.permute(2, 0, 1, 3) for each in (given.z, given.values))
     _, (total,) = walk(partial(_moment, (given.feature_map,)), (None,), (z, values, mask))
-    assert total is not None
     return total.transpose(0, 1)
 
 
@@ -199,3 +199,47 @@ def grown(total: Tensor | None, part: Tensor) -> Tensor:
 def zeroed(values: Tensor, mask: Tensor | None) -> Tensor:
     """The values with zeros where the mask, shaped for them, is False."""
     return values if mask is None else torch.where(mask, values, 0.0)
+
+
+class Attended(NamedTuple):
+    """Queries and keys, and the matrices that make outputs of their features."""
+
+    q: Tensor  # [B, N, H, P]
+    k: Tensor
+    a_e: Tensor | None  # W_{e|X} C_e: [B, H, P, C], or [H, P, C]; None where e is not output
+    a_r: Tensor | None
+    bias: Tensor | None = None  # [C]
+    token_mask: Tensor | None = None  # [B, N], True = real token
+    map_q: str = "cosine"
+    map_k: str = "cosine"
+
+    @property
+    def columns(self) -> int:
+        """C; 0 without outputs."""
+        return max(0 if a is None else a.shape[-1] for a in (self.a_e, self.a_r))
+
+
+class CollapsedResult(NamedTuple):
+    """Outputs, and the Gram matrices over the real tokens."""
+
+    out: Tensor  # [B, N, H, C]
+    gram_q: Tensor  # [B, H, P, P]
+    gram_k: Tensor
+
+
+def collapsed_attention(given: Attended) -> CollapsedResult:
+    r"""$\phi_q A_e + \phi_k A_r + b$, zero at padded tokens, and the Gram matrices."""
+    found = fused("primal", given)
+    return collapsed_eager(given) if found is None else CollapsedResult(*found)
+
+
+def collapsed_eager(given: Attended) -> CollapsedResult:
+    """Compute :func:`collapsed_attention` in plain PyTorch."""
+    mask = None if given.token_mask is None else given.token_mask[:, :, None]
+    phi = features(both_sides(given.q, given.k), (given.map_q, given.map_k), mask)
+    out = phi.new_zeros(()) if given.bias is None else accumulate(given.bias)
+    for side, a in zip(phi, (given.a_e, given.a_r), strict=True):
+        if a is not None:
+            out = out + scores_of(side, accumulate(a.transpose(0, 1) if a.ndim == 4 else a))
+    out = zeroed(out, mask).permute(1, 2, 0, 3).to(given.q.dtype)
+    return CollapsedResult(out, *(phi.mT @ phi).transpose(1, 2))

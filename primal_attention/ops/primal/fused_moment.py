@@ -5,6 +5,7 @@ Neither needs all matrices of a head at once, so they serve heads of any width.
 Letters: B batch, N tokens, H heads, P feature dim, S values, n tokens of a block.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from primal_attention.feature_maps import has_fused_form
+from primal_attention.ops.op import Backward, FusedOp
+from primal_attention.ops.primal.eager import MomentInputs, moment_eager
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
 from primal_attention.ops.triton.launch import DOTS, Config, padded
@@ -39,69 +43,107 @@ CONFIGS = {
 }
 
 
-class Rows(NamedTuple):
-    """Tokens of one side, and how features are made of them."""
+class MomentOp(FusedOp):
+    """Sums of phi h^T over the real tokens."""
 
-    z: Tensor  # [B, N, H, P]
-    token_mask: Tensor | None  # [B, N], True = real token
-    feature_map: str
+    name = "moment"
+    inputs = MomentInputs
+    differentiable = ("z", "values")
+    outputs = ("moment",)
+
+    def supports(self, given: MomentInputs) -> bool:
+        """Whether the passes are made for these dtypes, sizes and this map."""
+        z, values = given.z, given.values
+        assert values is not None
+        sizes = padded(z.shape[-1]) <= 256 and 0 < values.shape[-1] <= 256
+        same = z.dtype == values.dtype and z.dtype in DOTS
+        return same and sizes and has_fused_form(given.feature_map)
+
+    def forward(self, given: MomentInputs, *, keep: bool) -> Sequence[Tensor]:
+        """The moment [B, H, P, S]."""
+        [moment] = self.empty(given)
+        add_moments(given, moment)
+        return (moment,)
+
+    def empty(self, given: MomentInputs) -> Sequence[Tensor]:
+        """The same, unwritten."""
+        assert given.values is not None
+        (B, _, H, P), S = given.z.shape, given.values.shape[-1]
+        return (given.z.new_empty((B, H, P, S), dtype=torch.float32),)
+
+    def backward(self, given: MomentInputs, call: Backward) -> dict[str, Tensor]:
+        """Gradients of the tokens and of their values."""
+        assert given.values is not None
+        [d_moment] = call.grads
+        dz, d_values = torch.empty_like(given.z), torch.empty_like(given.values)
+        pull_back_moment(given, d_moment, None, MomentGradients(dz, d_values))
+        return {"z": dz, "values": d_values}
+
+    def eager(self, given: MomentInputs) -> Sequence[Tensor]:
+        """The moment, in plain PyTorch."""
+        return (moment_eager(given),)
 
 
 def add_moments(
-    rows: Rows,
-    values: Tensor,  # [B, N, H, S]
+    given: MomentInputs,
     total: Tensor,  # [B, H, P, S] or [H, P, S], written
     *,
     inverse_n: Tensor | None = None,  # [B], float32
 ) -> None:
-    """The sum of phi h^T over the tokens, and over the sequences where the total has no batch.
+    """Write the sum of phi h^T over the tokens, and over the sequences for a total without batch.
 
     The sum of each sequence is multiplied by its ``inverse_n``, where that is given.
     """
-    config = CONFIGS[rows.z.dtype][padded(rows.z.shape[-1])]
-    z, values = launch.readable(rows.z), launch.readable(values)
+    assert given.values is not None
+    config = CONFIGS[given.z.dtype][padded(given.z.shape[-1])]
+    z, values = launch.readable(given.z), launch.readable(given.values)
     (_, N, H, P), S = z.shape, values.shape[-1]
     shares = launch.shares_of(z, config)
     tile = min(config.tile, padded(S))
     with summed(z, shares, total) as parts:
         moment_blocks[(shares.programs, -(-S // tile))](
-            z, values, launch.mask_bytes(rows.token_mask), inverse_n, *parts,
-            *map(launch.strides, (z, values)),
-            N, H, shares.splits, shares.tokens, P, S, rows.feature_map, DOTS[z.dtype],
-            config.block, padded(P), tile, **config.launch,
+            z, values, launch.mask_bytes(given.token_mask), inverse_n, *parts,
+            *map(launch.strides, (z, values)), N, H, shares.splits, shares.tokens, P, S,
+            given.feature_map, DOTS[z.dtype], config.block, padded(P), tile, **config.launch,
         )  # fmt: skip
 
 
+class MomentGradients(NamedTuple):
+    """Memory for the gradients of what a moment is made of."""
+
+    z: Tensor
+    values: Tensor | None = None
+    add: bool = False  # to what stands in that of z
+
+
 def pull_back_moment(
-    rows: Rows,
-    values: Tensor | None,  # [B, N, H, S]
+    given: MomentInputs,
     matrix: Tensor | None,  # [B, H, P, S] or [H, P, S]
     d_gram: Tensor | None,  # [B, H, P, P]
-    dz: Tensor,  # written
-    d_values: Tensor | None,  # written
+    into: MomentGradients,
     *,
     inverse_n: Tensor | None = None,  # [B], float32
-    add: bool = False,
 ) -> None:
-    """Gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M.
+    """Write gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M.
 
-    The matrix of each sequence is multiplied by its ``inverse_n``, where that is given. What stands
-    in dz is kept and added to where ``add`` is set.
+    The matrix of each sequence is multiplied by its ``inverse_n``, where that is given.
     """
-    config = CONFIGS[rows.z.dtype][padded(rows.z.shape[-1])]
-    z, values = launch.readable(rows.z), None if values is None else launch.readable(values)
+    config = CONFIGS[given.z.dtype][padded(given.z.shape[-1])]
+    z = launch.readable(given.z)
+    values = None if given.values is None else launch.readable(given.values)
     (_, N, H, P), S = z.shape, 0 if values is None else values.shape[-1]
     matrix, d_gram = launch.contiguous(matrix, d_gram)
     tile = min(config.tile, padded(S if d_gram is None else P))
     shares = launch.shares_of(z, config._replace(programs=1 << 30))
-    with launch.writable(dz) as dz_rows, launch.writable(d_values) as d_value_rows:
-        if add and dz_rows is not None and dz_rows is not dz:
-            dz_rows.copy_(dz)
+    with launch.writable(into.z) as dz, launch.writable(into.values) as d_values:
+        if into.add and dz is not None and dz is not into.z:
+            dz.copy_(into.z)
         pull_back_blocks[(shares.programs,)](
-            z, values, matrix, d_gram, launch.mask_bytes(rows.token_mask), inverse_n,
-            dz_rows, d_value_rows, *map(launch.strides, (z, values, dz_rows, d_value_rows)),
+            z, values, matrix, d_gram, launch.mask_bytes(given.token_mask), inverse_n,
+            dz, d_values, *map(launch.strides, (z, values, dz, d_values)),
             launch.batch_stride(matrix), N, H, shares.splits, shares.tokens, P, S,
-            rows.feature_map, DOTS[z.dtype], add, config.block, padded(P), tile, **config.launch,
+            given.feature_map, DOTS[z.dtype], into.add, config.block, padded(P), tile,
+            **config.launch,
         )  # fmt: skip
 
 
