@@ -8,6 +8,7 @@ from primal_attention.training.domains.domain import Domain
 from primal_attention.training.domains.images import IMAGES
 from primal_attention.training.domains.language import LANGUAGE
 from primal_attention.training.domains.lra import LRA
+from primal_attention.training.domains.recall import RECALL
 from primal_attention.training.domains.rl import RL
 from primal_attention.training.domains.uea import UEA
 from primal_attention.training.recipe import Recipe, TaskName, nearest
@@ -17,6 +18,7 @@ DOMAINS: dict[str, Domain] = {
     "uea": UEA,
     "lra": LRA,
     "language": LANGUAGE,
+    "recall": RECALL,
     "rl": RL,
     "images": IMAGES,
 }

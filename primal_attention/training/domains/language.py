@@ -111,7 +111,8 @@ def _task(recipe: Recipe, folder: Path | None) -> Task:
     )
 
 
-def _model(recipe: Recipe, sizes: Sizes) -> LanguageModel:
+def build_language_model(recipe: Recipe, sizes: Sizes) -> LanguageModel:
+    """Build a causal model that reads and writes symbols."""
     if sizes.vocab_size is None:
         raise ValueError("a language model reads symbols; the sizes have no vocab_size")
     return LanguageModel(
@@ -128,7 +129,7 @@ def _model(recipe: Recipe, sizes: Sizes) -> LanguageModel:
 LANGUAGE = Domain(
     sets=LANGUAGE_SETS,
     make_task=_task,
-    build_model=_model,
+    build_model=build_language_model,
     recipes={"paper": language_paper, "clean": language_clean},
     find=find_language,
     prepare=prepare_language,
