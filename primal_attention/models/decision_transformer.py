@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from primal_attention.models.stacks import is_of_last_layer, mechanism_of
-from primal_attention.patching.adapter import PatchedAttention
+from primal_attention.patching.hosts.host import PatchedAttention
 from primal_attention.patching.patch import patch
 
 

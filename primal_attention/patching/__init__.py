@@ -2,21 +2,28 @@
 
 from primal_attention.patching.distill import DistillReport, distill
 from primal_attention.patching.export import export_onnx, export_program
+from primal_attention.patching.hosts import register_host
+from primal_attention.patching.hosts.host import Affine, Host, PatchedAttention, Projections
 from primal_attention.patching.integrations import KSVDMixin, trainer_callback
 from primal_attention.patching.patch import patch, unpatch
 from primal_attention.patching.plan import Plan, plan
 from primal_attention.patching.saving import load_patched, save_patched
 
 __all__ = [
+    "Affine",
     "DistillReport",
+    "Host",
     "KSVDMixin",
+    "PatchedAttention",
     "Plan",
+    "Projections",
     "distill",
     "export_onnx",
     "export_program",
     "load_patched",
     "patch",
     "plan",
+    "register_host",
     "save_patched",
     "trainer_callback",
     "unpatch",

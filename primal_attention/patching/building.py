@@ -1,4 +1,4 @@
-"""From the parts of a host's attention to the layer that replaces it."""
+"""From the projections of a host's attention to the layer that replaces it, and back."""
 
 from typing import Any
 
@@ -7,19 +7,16 @@ from torch import nn
 
 from primal_attention.attention import ATTENTIONS, build_attention, card_of, options_of
 from primal_attention.attention.base.validation import check_choice
-from primal_attention.patching.adapter import Change, PatchedAttention, Record
-from primal_attention.patching.crossing import check_crossing
-from primal_attention.patching.projections import Parts
+from primal_attention.patching.hosts.host import Change, PatchedAttention, Projections, Record
 from primal_attention.patching.sites import Site
 
 
-def resolve_options(attention: str, options: dict[str, Any], parts: Parts) -> dict[str, Any]:
-    """All options of the mechanism: those given, and what the host says of the others."""
+def resolve_options(attention: str, options: dict[str, Any], host: Projections) -> dict[str, Any]:
+    """All options of the mechanism: those given, and defaults derived from the host."""
     check_choice("attention", attention, ATTENTIONS)
-    known = options_of(attention)
-    defaults: dict[str, Any] = {"causal": parts.causal, "dropout": parts.dropout}
-    if "max_tokens" in known and parts.max_tokens is not None:
-        defaults["max_tokens"] = parts.max_tokens
+    defaults: dict[str, Any] = {"causal": host.causal, "dropout": host.dropout}
+    if "max_tokens" in options_of(attention) and host.max_tokens is not None:
+        defaults["max_tokens"] = host.max_tokens
     start = card_of(attention).softmax_start
     if start is not None and not options.keys() & start.keys():
         defaults |= start  # begin as the softmax attention that is replaced
@@ -30,29 +27,32 @@ def resolve_options(attention: str, options: dict[str, Any], parts: Parts) -> di
 
 
 def build_layer(
-    site: Site, parts: Parts, attention: str, options: dict[str, Any]
+    site: Site, host: Projections, attention: str, options: dict[str, Any]
 ) -> PatchedAttention:
-    """The mechanism with the projections of the host, behind the signature of the host."""
+    """Build the mechanism with the projections of the host, behind the signature of the host."""
     assert site.host is not None
-    weight = parts.q.weight
+    weight = host.q.weight
     with torch.device(weight.device):
-        mechanism: Any = build_attention(attention, parts.dim, parts.num_heads, **options)
-    if parts.cross:
-        check_crossing(attention, mechanism)
+        mechanism: Any = build_attention(attention, host.dim, host.num_heads, **options)
     mechanism.to(weight.dtype)
-    for name, affine in zip("qkv", (parts.q, parts.k, parts.v), strict=True):
-        for own in (f"{name}_proj", f"{name}_global"):
-            if hasattr(mechanism, own):
-                setattr(mechanism, own, affine.linear())
-    mechanism.out_proj = parts.out.linear()
+    copied = {"out_proj": host.out}
+    for name, affine in zip("qkv", (host.q, host.k, host.v), strict=True):
+        copied |= {f"{name}_proj": affine, f"{name}_global": affine}
+    copied = {name: affine for name, affine in copied.items() if hasattr(mechanism, name)}
+    for name, affine in copied.items():
+        setattr(mechanism, name, affine.linear())
+    parts = dict.fromkeys(name.partition(".")[0] for name, _ in mechanism.named_parameters())
+    new = tuple(name for name in parts if name not in copied)
     layer = site.host.adapt(site.module, mechanism)
     layer.train(site.module.training)
-    layer.record = Record(site.host.name, attention, options, parts.cross)
+    layer.record = Record(attention, options, host.cross, new)
+    if host.cross:
+        layer.check_cross()
     return layer
 
 
 def install(site: Site, layer: PatchedAttention) -> None:
-    """Put a layer in its place and note in it how to undo that."""
+    """Put a layer in its place and record how to undo that."""
     assert site.host is not None
     changes = site.host.settings(site.module, site.ancestors)
     for path in site.host.takes_over:
@@ -67,7 +67,7 @@ def install(site: Site, layer: PatchedAttention) -> None:
 
 
 def undo(name: str, layer: PatchedAttention) -> None:
-    """Put back what stood in the place of a layer, where the layer is now."""
+    """Restore what the layer replaced, in the present mode, device and dtype of the layer."""
     if not layer.record.changes:
         raise ValueError(
             f"{name} cannot be unpatched: it was loaded from a file, which does not hold the "
@@ -75,13 +75,8 @@ def undo(name: str, layer: PatchedAttention) -> None:
         )
     for owner, attribute, old in layer.record.changes:
         if isinstance(old, nn.Module):
-            _follow(old, layer)
+            old.train(layer.training)
+            mine, its = next(old.parameters()), next(layer.parameters())
+            if (mine.device, mine.dtype) != (its.device, its.dtype):
+                old.to(its.device, its.dtype)
         setattr(owner, attribute, old)
-
-
-def _follow(module: nn.Module, layer: PatchedAttention) -> None:
-    """Bring a module to the mode, and to the device and dtype if they have changed."""
-    module.train(layer.training)
-    mine, its = next(module.parameters()), next(layer.parameters())
-    if (mine.device, mine.dtype) != (its.device, its.dtype):
-        module.to(its.device, its.dtype)

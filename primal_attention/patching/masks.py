@@ -3,37 +3,79 @@
 A host has one mask for all its layers: additive or boolean, of shape [batch, 1, queries, keys]. A
 mechanism knows padding and causality. What is neither is refused, never dropped.
 
-Letters: B batch, H heads, N queries, T keys.
+Letters: B batch, H heads, N queries, T keys, R sequences, L tokens of the longest.
 """
+
+from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from primal_attention.patching.inputs import Packing
+from primal_attention.attention.base.compaction import Compaction
 
 _HIDDEN = -1e4  # an additive mask hides with this much or more
 
 
+class Packing(NamedTuple):
+    """The layout of packed rows, and the same tokens with each sequence in a row of its own."""
+
+    there: Tensor  # [R, L]: the token at each place, counted over all rows; -1 at padding
+    back: Tensor  # [B N]: the place of each token; -1 of padding
+
+    @classmethod
+    def of(cls, starts: Tensor, real: Tensor) -> Packing:
+        """From the first token of the sequence that each token [B, N] belongs to."""
+        along = (torch.arange(starts.shape[1], device=starts.device) - starts).flatten()
+        real = real.flatten()
+        number = ((along == 0) & real).cumsum(0) - 1
+        longest = int(along[real].max()) + 1
+        back = torch.where(real, number * longest + along, -1)
+        there = back.new_full(((int(number[-1]) + 1) * longest,), -1)
+        there[back[real]] = torch.arange(len(back), device=back.device)[real]
+        return cls(there.view(-1, longest), back)
+
+    @classmethod
+    def between(cls, bounds: Tensor, x: Tensor) -> Packing:
+        """From the bounds [R + 1] of the sequences among all tokens of x [B, N, D]."""
+        tokens = torch.arange(x.shape[0] * x.shape[1], device=x.device)
+        after = torch.searchsorted(bounds.to(tokens), tokens, right=True)
+        starts = bounds.to(tokens)[after - 1][None]
+        return cls.of(starts, torch.ones_like(starts, dtype=torch.bool))
+
+    def unpack(self, z: Tensor) -> Tensor:
+        """Give each sequence of z [B, N, ...] a row of its own, [R, L, ...]."""
+        return self._compaction.pack(z.flatten(0, 1))
+
+    def pack(self, y: Tensor, like: Tensor) -> Tensor:
+        """Put outputs [R, L, D] back to the places of the tokens; zero at padding."""
+        return self._compaction.unpack(y).view_as(like)
+
+    @property
+    def _compaction(self) -> Compaction:
+        there = self.there.flatten()
+        return Compaction(there, self.back, tuple(self.there.shape), (len(self.back),))
+
+
 class Rows(NamedTuple):
-    """What a mask says of the rows of a self-attention."""
+    """The meaning of a mask for the rows of a self-attention."""
 
     real: Tensor | None  # [B, N]: the real ones of the new tokens; None where all are
     packing: Packing | None = None  # where rows hold several sequences each
 
 
 def token_mask_of(
-    mask: Any, *, num_queries: int, num_before: int | Tensor, causal: bool
+    mask: Any, *, num_queries: int, num_before: int | Tensor = 0, causal: bool
 ) -> Tensor | None:
     """The real ones [B, N] of the new tokens, from the mask of a self-attention.
 
     Args:
         mask: None, padding [B, T], or a mask [B, H or 1, N, T], boolean (True is seen) or additive.
-        num_queries: How many new tokens there are, N.
-        num_before: How many tokens came before them, a tensor in a cache of fixed size: T is at
-            least N plus these.
-        causal: Whether the layer is causal, and so must be the mask.
+        num_queries: Number of new tokens N.
+        num_before: Number of tokens before them, a tensor in a cache of fixed size: T is at least
+            N plus these.
+        causal: The layer is causal, and so must be the mask.
     """
     if mask is None:
         return None
@@ -45,12 +87,12 @@ def token_mask_of(
 
 
 def rows_of(mask: Any, *, num_tokens: int, causal: bool) -> Rows:
-    """The same of tokens with none before them, whose rows may be packed with sequences.
+    """Read the mask of tokens with none before them, whose rows may be packed with sequences.
 
-    Packed sequences are not looked for in a compiled graph: how many there are is in the data.
+    A compiled graph does not look for packed sequences: their number depends on the data.
     """
     if mask is None or _has_two_dimensions(mask, num_tokens) or torch.compiler.is_compiling():
-        return Rows(token_mask_of(mask, num_queries=num_tokens, num_before=0, causal=causal))
+        return Rows(token_mask_of(mask, num_queries=num_tokens, causal=causal))
     seen = seen_by(mask)
     real, fits = _as_padding(seen, num_tokens, 0, causal=causal)
     if bool(fits):
@@ -71,7 +113,7 @@ def context_mask_of(mask: Tensor | None) -> Tensor | None:
 
 
 def seen_by(mask: Tensor) -> Tensor:
-    """Which keys each query sees, bool, from a boolean or additive mask."""
+    """The keys that each query sees, bool, from a boolean or additive mask."""
     if mask.dtype == torch.bool:
         return mask
     seen = mask == 0
@@ -83,8 +125,13 @@ def seen_by(mask: Tensor) -> Tensor:
     return seen
 
 
+def expanded(real: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """The mask of all sequences, from one that they may share."""
+    return None if real is None else real.expand(tokens.shape[:2])
+
+
 def _has_two_dimensions(mask: Any, num_keys: int | Tensor) -> bool:
-    """Whether a mask is padding [B, T]; an error where it cannot be read."""
+    """Return whether a mask is padding [B, T]; raise where it cannot be read."""
     if not isinstance(mask, Tensor):
         raise ValueError(
             f"attention_mask is a {type(mask).__name__}, of which a patched layer cannot read the "
@@ -99,7 +146,7 @@ def _has_two_dimensions(mask: Any, num_keys: int | Tensor) -> bool:
 
 
 def _selected(row: Tensor, num_queries: int, num_before: int | Tensor) -> Tensor:
-    """What a row [B, T] says of the new tokens, [B, N]."""
+    """The part of a row [B, T] about the new tokens, [B, N]."""
     if isinstance(num_before, Tensor):
         places = num_before + torch.arange(num_queries, device=row.device)
         return row.index_select(1, places)
@@ -135,7 +182,7 @@ def _as_sequences(seen: Tensor, num_tokens: int, *, causal: bool) -> tuple[Tenso
 
 
 def _fits(seen: Tensor, expected: Tensor, real: Tensor, inside: Tensor) -> Tensor:
-    """Whether real queries see what is expected, and nobody anything but the tokens inside."""
+    """True where real queries see what is expected, and no query a token that is not inside."""
     # Some hosts let a padded query see everything, to spare its softmax the division by zero.
     spared = ~real[:, None, :, None] & (seen | ~inside).all(-1, keepdim=True)
     return ((seen == expected) | spared).all() & ~(seen & ~inside).any()
@@ -153,7 +200,7 @@ def _require(fits: Tensor, *, causal: bool) -> None:
 
 
 def _check(condition: Tensor, message: str) -> None:
-    """Raise unless the condition holds; inside a compiled graph, when it runs."""
+    """Raise unless the condition holds; a compiled graph raises when it runs."""
     if torch.compiler.is_compiling():
         torch._assert_async(condition, message)
     elif not bool(condition):

@@ -1,13 +1,13 @@
-"""What patching would change, before it does."""
+"""Show what patching would change, before it does."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from primal_attention.attention import card_of
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.patching.building import build_layer, resolve_options
-from primal_attention.patching.projections import Parts
 from primal_attention.patching.sites import Layers, Site, find_sites, select
 
 
@@ -21,6 +21,9 @@ class PlannedLayer(NamedTuple):
     cost_before: str  # in the number N of tokens
     cost_after: str
     state_after: str  # what decoding keeps; empty where there is nothing to decode
+    new: tuple[str, ...]  # parameters, or modules of them, that the host does not have
+    head_dim: int
+    num_directions: int  # 0 of mechanisms without
     options: dict[str, Any]
 
 
@@ -49,23 +52,41 @@ class Plan:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        return "\n".join(
-            [
-                f"{self.model} ({self.host}): {len(self.layers)} of {self.num_attentions} "
-                f"attention layers become {self.attention}",
-                *(f"  {line}" for line in lines),
-                *(f"  options: {line}" for line in dict.fromkeys(map(_options, self.layers))),
-                f"  parameters of the model: {self.parameters_before:,} -> "
-                f"{self.parameters_after:,}",
-            ]
+        for line in (self._options, self._new, self._warning):
+            lines += dict.fromkeys(text for layer in self.layers if (text := line(layer)))
+        lines.append(
+            f"parameters of the model: {self.parameters_before:,} -> {self.parameters_after:,}"
+        )
+        return (
+            f"{self.model} ({self.host}): {len(self.layers)} of {self.num_attentions} "
+            f"attention layers become {self.attention}\n  "
+        ) + "\n  ".join(lines)
+
+    def _options(self, layer: PlannedLayer) -> str:
+        return "options: " + ", ".join(f"{name}={value!r}" for name, value in layer.options.items())
+
+    def _new(self, layer: PlannedLayer) -> str:
+        if not layer.new:
+            return ""
+        told = f"new: {', '.join(layer.new)}"
+        starts_as_host = card_of(self.attention).softmax_start is not None
+        return told if starts_as_host else f"{told}, which start at random: distill or train"
+
+    def _warning(self, layer: PlannedLayer) -> str:
+        number, head_dim = layer.num_directions, layer.head_dim
+        if number <= head_dim:
+            return ""
+        return (
+            f"warning: num_directions={number} exceeds the head dimension {head_dim}; "
+            f"num_directions={head_dim} usually serves as well, with fewer parameters"
         )
 
 
 def plan(model: nn.Module, attention: str = "primal", layers: Layers = -1, **options: Any) -> Plan:
-    """What ``patch`` with these arguments would change; the model stays as it is."""
+    """Show what ``patch`` with these arguments would change; the model stays as it is."""
     sites = find_sites(model)
     chosen = select(sites, layers)
-    planned = tuple(_planned(site, site.read().on_meta(), attention, options) for site in chosen)
+    planned = tuple(_planned(site, attention, options) for site in chosen)
     assert chosen[0].host is not None
     return Plan(
         model=type(model).__name__,
@@ -77,20 +98,24 @@ def plan(model: nn.Module, attention: str = "primal", layers: Layers = -1, **opt
     )
 
 
-def _planned(site: Site, parts: Parts, attention: str, options: dict[str, Any]) -> PlannedLayer:
+def _planned(site: Site, attention: str, options: dict[str, Any]) -> PlannedLayer:
+    host = site.read().on_meta()
     assert site.host is not None
-    resolved = resolve_options(attention, options, parts)
-    layer = build_layer(site, parts, attention, resolved)
+    resolved = resolve_options(attention, options, host)
+    layer = build_layer(site, host, attention, resolved)
     replaced = [site.module, *(site.parent.get_submodule(path) for path in site.host.takes_over)]
-    mechanism: Mechanism = layer.mechanism.mechanism
+    card: Mechanism = layer.mechanism.mechanism
     return PlannedLayer(
         name=site.name,
         causal=layer.causal,
         parameters_before=sum(_count(module) for module in replaced),
         parameters_after=_count(layer),
         cost_before="N^2",
-        cost_after=mechanism.complexity,
-        state_after=mechanism.decode if layer.causal else "",
+        cost_after=card.complexity,
+        state_after=card.decode if layer.causal else "",
+        new=layer.record.new,
+        head_dim=int(layer.mechanism.head_dim),
+        num_directions=int(getattr(layer.mechanism, "num_directions", 0)),
         options=resolved,
     )
 
@@ -107,7 +132,3 @@ def _row(layer: PlannedLayer) -> tuple[str, ...]:
         f"{layer.cost_before} -> {layer.cost_after}",
         layer.state_after or "-",
     )
-
-
-def _options(layer: PlannedLayer) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in layer.options.items())

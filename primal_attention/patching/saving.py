@@ -22,16 +22,16 @@ from primal_attention.atomic_files import (
     write_text,
     writing_to,
 )
-from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.building import install
-from primal_attention.patching.description import (
+from primal_attention.patching.hosts.host import PatchedAttention
+from primal_attention.patching.hosts.transformers_padding import choose_masks
+from primal_attention.patching.patch import (
     KEY,
     apply_description,
     describe,
     described_layers,
     note_in_config,
 )
-from primal_attention.patching.hosts.transformers_padding import choose_masks
 from primal_attention.patching.sites import Site, patched_layers
 from primal_attention.state_dicts import check_fit
 
@@ -139,6 +139,11 @@ def _check_fit(
 
 
 def _load_pretrained(folder: Path, kind: type[nn.Module] | None, options: dict[str, Any]) -> Any:
+    if (folder / _DESCRIPTION).is_file() and not (folder / _CONFIG).is_file():
+        raise ValueError(
+            f"{folder} holds a patched model that is not of transformers; pass the unpatched "
+            "model, newly built: load_patched(folder, model)"
+        )
     config = _read_json(folder / _CONFIG)
     if KEY not in config:
         raise UnreadableFileError(

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from primal_attention.patching.adapter import PatchedAttention
-from primal_attention.patching.hosts import HOSTS, Host
-from primal_attention.patching.projections import Parts
+from primal_attention.patching.hosts import HOSTS
+from primal_attention.patching.hosts.host import Host, PatchedAttention, Projections
 
 Layers = int | slice | str | Sequence[int] | Sequence[str]
 
@@ -26,8 +25,8 @@ class Site(NamedTuple):
         """The module that holds it."""
         return self.ancestors[-1]
 
-    def read(self) -> Parts:
-        """Its projections and use; an error where it cannot be replaced (again)."""
+    def read(self) -> Projections:
+        """Read its projections and use; raise where it cannot be replaced (again)."""
         if self.host is None:
             raise ValueError(f"{self.name} is patched already; unpatch(model) first")
         try:
@@ -37,7 +36,7 @@ class Site(NamedTuple):
 
     @property
     def is_cross(self) -> bool:
-        """Whether it attends to another sequence; indices do not count such modules."""
+        """True where it attends to another sequence; indices do not count such modules."""
         if isinstance(self.module, PatchedAttention):
             return self.module.record.cross
         return self.host is not None and self.host.is_cross(self.module, self.parent)
@@ -115,6 +114,8 @@ def _nothing_known(model: nn.Module) -> str:
         if name and any(word in type(module).__name__.lower() for word in ("attention", "attn"))
     }
     found = "; ".join(f"{kind} at {name}" for kind, name in sorted(alike.items()))
-    return f"{type(model).__name__} has no attention that can be patched (known: {known}). " + (
-        f"It has modules that look like attention: {found}" if alike else "It seems to have none"
+    seen = f"It has modules that look like attention: {found}" if alike else "It seems to have none"
+    return (
+        f"{type(model).__name__} has no attention that can be patched (known: {known}). {seen}; "
+        "primal_attention.patching.register_host makes another family known"
     )

@@ -1,5 +1,7 @@
 """The objective in the loops of others."""
 
+import sys
+
 import pytest
 import torch
 
@@ -23,14 +25,28 @@ def lambdas(model):
     return raw.detach().clone()
 
 
-def fit(model, folder, eta, data, **options):
+def hear():
+    """A callback that keeps what is logged as the objective."""
+    from transformers import TrainerCallback
+
+    class Heard(TrainerCallback):
+        def __init__(self):
+            self.values = []
+
+        def on_log(self, args, state, control, logs=None, **others):
+            self.values += [logs["ksvd"]] if "ksvd" in logs else []
+
+    return Heard()
+
+
+def fit(model, folder, eta, data, *callbacks, **options):
     from transformers import Trainer, TrainingArguments
 
     options = {"max_steps": 2, "per_device_train_batch_size": 2} | options
     arguments = TrainingArguments(
         str(folder), report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True, **options
     )
-    callbacks = [] if eta is None else [trainer_callback(eta)]
+    callbacks = [*([] if eta is None else [trainer_callback(eta)]), *callbacks]
     trainer = Trainer(model, arguments, train_dataset=data, callbacks=callbacks)
     trainer.train()
     return trainer
@@ -51,8 +67,13 @@ def test_the_trainer_learns_lambda_with_the_callback_alone(tmp_path):
     start = lambdas(without)
     fit(without, tmp_path, None, labelled())
     assert torch.equal(lambdas(without), start)
-    trainer = fit(with_it, tmp_path, 0.1, labelled())
+    heard = hear()
+    trainer = fit(with_it, tmp_path, 0.1, labelled(), heard, logging_steps=1)
     assert not torch.equal(lambdas(with_it), start)
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logged) == 2
+    assert [entry["ksvd"] for entry in logged] == heard.values
+    assert all(value > 0 for value in heard.values)
     # evaluation, and training after it, are as they were
     loss = trainer.evaluate(labelled())["eval_loss"]
     batch = {k: torch.stack([row[k] for row in labelled()]) for k in ("input_ids", "labels")}
@@ -95,6 +116,12 @@ def test_accumulated_steps_weigh_the_objective_once(accumulated, tmp_path):
         assert torch.allclose(lambdas(model) - start, -rate * gradients[0], atol=1e-6)
     size = torch.stack(gradients).mean(0).norm()
     assert (lambdas(model) - start).norm() == pytest.approx(rate * size.item(), rel=0.3)
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"trainer_callback needs .*primal-attention\[patch\]"):
+        trainer_callback(0.1)
 
 
 def test_a_trainer_with_another_loss_is_refused(tmp_path):

@@ -107,6 +107,10 @@ def test_a_plain_module_comes_back_into_a_new_one(tmp_path):
         torch.randn(2, N, D),
     )
     save_patched(model, tmp_path / "new" / "folder")
+    with pytest.raises(
+        ValueError, match=r"not of transformers; pass .*load_patched\(folder, model"
+    ):
+        load_patched(tmp_path / "new" / "folder")
     loaded = load_patched(tmp_path / "new" / "folder", torch_encoder().eval())
     assert torch.equal(loaded(x), model(x))
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [

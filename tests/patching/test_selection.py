@@ -105,13 +105,22 @@ def test_a_plan_in_words():
     assert "num_directions=5" in text
 
 
+def test_a_plan_names_what_is_random_and_what_is_too_large():
+    text = str(plan(gpt2(), weights="static", num_directions=5))
+    assert "new: raw_lambda, w_e, w_r, score_proj, which start at random: distill or train" in text
+    assert "num_directions=5 exceeds the head dimension 4" in text
+    assert "warning" not in str(plan(gpt2(), num_directions=4))
+    assert "new" not in str(plan(gpt2(), "linear"))
+    assert "random" not in str(plan(bert(), "softmax_bn"))
+
+
 def test_unknown_models_are_described():
     class OddAttention(nn.Module):
         pass
 
-    with pytest.raises(ValueError, match=r"known: BERT.*OddAttention at 1"):
+    with pytest.raises(ValueError, match=r"known: BERT.*OddAttention at 1; .*register_host makes"):
         patch(nn.Sequential(nn.Linear(2, 2), OddAttention()))
-    with pytest.raises(ValueError, match="It seems to have none"):
+    with pytest.raises(ValueError, match=r"It seems to have none; .*register_host"):
         plan(nn.Sequential(nn.Linear(2, 2)))
 
 
@@ -119,7 +128,8 @@ def test_errors_of_options_change_nothing():
     model = deep()
     with pytest.raises(TypeError, match="num_direction"):
         patch(model, "primal", "all", num_direction=3)
-    with pytest.raises(ValueError, match="attention must be one of 'primal'"):
+    message = r"attention must be one of 'primal'.*got 'softmaxx'; did you mean 'softmax'"
+    with pytest.raises(ValueError, match=message):
         patch(model, "softmaxx")
     assert not patched_layers(model)
     with pytest.raises(ValueError, match="heads of 48 channels in all in a model of dimension 24"):

@@ -1,6 +1,7 @@
 """Checks of constructor options, shared by all mechanisms."""
 
 from collections.abc import Collection
+from difflib import get_close_matches
 from numbers import Integral
 
 
@@ -23,7 +24,10 @@ def check_heads(dim: int, num_heads: int) -> int:
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """Raise unless the value is one of the choices."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        near = get_close_matches(str(value), choices, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        listed = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} must be one of {listed}, got {value!r}{hint}")
 
 
 def check_probabilities(**probabilities: float) -> None:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_attention.patching.adapter import PatchedAttention
-from primal_attention.patching.hosts.rotation import rotated, running_rotation
+from primal_attention.patching.hosts.host import PatchedAttention
+from primal_attention.patching.hosts.transformers_attention import rotated, running_rotation
 from primal_attention.patching.patch import patch
 from primal_attention.patching.sites import find_sites, patched_layers
 

@@ -16,7 +16,6 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 
 from primal_attention.attention.primal import PrimalAttention
-from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.distill.base_features import base_features, basis_of, set_directions
 from primal_attention.patching.distill.collecting import Call, as_called
 from primal_attention.patching.distill.least_squares import (
@@ -26,6 +25,7 @@ from primal_attention.patching.distill.least_squares import (
     low_rank_blocks,
     ridge,
 )
+from primal_attention.patching.hosts.host import PatchedAttention
 
 
 class Fit(Protocol):

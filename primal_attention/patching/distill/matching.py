@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.distill.batches import Batch
 from primal_attention.patching.distill.collecting import Call, again, run, watch
+from primal_attention.patching.hosts.host import PatchedAttention
 
 OUTPUTS = ""
 """The name of the outputs of the whole model among the names of layers."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.objectives import ksvd_loss
-from primal_attention.patching.adapter import PatchedAttention
 from primal_attention.patching.distill.batches import Batch, BatchStream
 from primal_attention.patching.distill.matching import (
     OUTPUTS,
@@ -19,6 +18,7 @@ from primal_attention.patching.distill.matching import (
     relative_error,
     targets_of,
 )
+from primal_attention.patching.hosts.host import PatchedAttention
 
 CHECKS = 6
 """How often a stage is measured on held-out batches."""

@@ -4,10 +4,14 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from primal_attention.patching.adapter import PatchedAttention
-from primal_attention.patching.hosts.host import Host
-from primal_attention.patching.masks import token_mask_of
-from primal_attention.patching.projections import Affine, Parts, score_factor
+from primal_attention.patching.hosts.host import (
+    Affine,
+    Host,
+    PatchedAttention,
+    Projections,
+    score_factor,
+)
+from primal_attention.patching.masks import expanded, token_mask_of
 
 
 class TimmViT(Host):
@@ -20,12 +24,12 @@ class TimmViT(Host):
         kind = type(module)
         return (kind.__module__, kind.__name__) == ("timm.layers.attention", "Attention")
 
-    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Parts:
+    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
         """The packed projection, cut in three."""
         attention: Any = module
         _refuse(attention)
         q, k, v = Affine.of(attention.qkv).split(3)
-        return Parts(
+        return Projections(
             q.scaled(score_factor(attention.scale, attention.head_dim)),
             k,
             v,
@@ -52,8 +56,8 @@ class TimmAttention(PatchedAttention):
         if is_causal and not self.causal:
             raise ValueError("is_causal=True: this layer is not causal; patch(..., causal=True)")
         mask = attn_mask if attn_mask is None or attn_mask.ndim == 4 else attn_mask[None, None]
-        real = token_mask_of(mask, num_queries=x.shape[1], num_before=0, causal=self.causal)
-        y: Tensor = self.mechanism(x, token_mask=None if real is None else real.expand(x.shape[:2]))
+        real = token_mask_of(mask, num_queries=x.shape[1], causal=self.causal)
+        y: Tensor = self.mechanism(x, token_mask=expanded(real, x))
         return y
 
 

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from primal_attention.patching.adapter import Change, PatchedAttention
-from primal_attention.patching.crossing import check_crossing
-from primal_attention.patching.hosts.host import Host
-from primal_attention.patching.masks import context_mask_of, seen_by, token_mask_of
-from primal_attention.patching.projections import Affine, Parts
+from primal_attention.patching.hosts.host import (
+    Affine,
+    Change,
+    Host,
+    PatchedAttention,
+    Projections,
+)
+from primal_attention.patching.masks import context_mask_of, expanded, seen_by, token_mask_of
 
 
 class TorchModules(Host):
@@ -24,14 +27,14 @@ class TorchModules(Host):
         """Multi-head attention itself, no subclass."""
         return type(module) is nn.MultiheadAttention
 
-    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Parts:
+    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
         """The packed projection, cut in three."""
         mha: Any = module
         _refuse(mha)
         q, k, v = Affine(mha.in_proj_weight, mha.in_proj_bias).split(3)
         parent = ancestors[-1]
         cross = self.is_cross(mha, parent)
-        return Parts(
+        return Projections(
             q,
             k,
             v,
@@ -92,8 +95,8 @@ class TorchAttention(PatchedAttention):
         x, context = self._batched(query), self._batched(key)
         mask = _merged(attn_mask, key_padding_mask, x.shape[0], self.num_heads)
         if crossing:
-            check_crossing(self.record.attention, self.mechanism)
-            y = self.mechanism(x, context, context_mask=_expanded(context_mask_of(mask), context))
+            self.check_cross()
+            y = self.mechanism(x, context, context_mask=expanded(context_mask_of(mask), context))
         else:
             y = self.mechanism(x, token_mask=self._token_mask(mask, x))
         return self._unbatched(y, query), None
@@ -105,8 +108,8 @@ class TorchAttention(PatchedAttention):
                 "the causal mask, or patch(..., causal=False)"
             )
         N = x.shape[1]
-        real = token_mask_of(mask, num_queries=N, num_before=0, causal=self.causal)
-        return _expanded(real, x)
+        real = token_mask_of(mask, num_queries=N, causal=self.causal)
+        return expanded(real, x)
 
     def _batched(self, z: Tensor) -> Tensor:
         if z.ndim == 2:
@@ -144,11 +147,6 @@ def _merged(
 
 def _seen(mask: Tensor) -> Tensor:
     return ~mask if mask.dtype == torch.bool else seen_by(mask)
-
-
-def _expanded(real: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """The mask of all sequences, from one that they may share."""
-    return None if real is None else real.expand(tokens.shape[:2])
 
 
 def _refuse(mha: Any) -> None:

@@ -1,28 +1,40 @@
 """The calling convention that the models of Hugging Face transformers share.
 
-Letters: B batch, N tokens, D model dim.
+Letters: B batch, N tokens, D model dim, H heads, G key heads, C head dim, T keys.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import deepcopy
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
-from primal_attention.patching.adapter import PatchedAttention
-from primal_attention.patching.hosts.collector import collected_weights
-from primal_attention.patching.hosts.rotation import rotated
+from primal_attention.patching.hosts.host import PatchedAttention
 from primal_attention.patching.hosts.transformers_cache import (
     REMEMBERED,
+    Inputs,
     KeyShape,
     StateLayer,
+    register_layers,
     state_layer,
 )
-from primal_attention.patching.hosts.transformers_cache import register as register_state
-from primal_attention.patching.hosts.transformers_padding import register as register_masks
-from primal_attention.patching.inputs import Inputs, Packing
-from primal_attention.patching.masks import rows_of, token_mask_of
+from primal_attention.patching.hosts.transformers_padding import register_padding
+from primal_attention.patching.masks import Packing, expanded, rows_of, token_mask_of
+
+Rotation = tuple[Tensor, Tensor]
+"""The cosines and sines [B or 1, N, C] of the positions, as the host passes them."""
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "q_global", "k_global", "v_global")
+_running = threading.local()
+_uncollected: ContextVar[bool] = ContextVar("_uncollected", default=False)
 
 
 class TransformersAttention(PatchedAttention):
@@ -32,35 +44,30 @@ class TransformersAttention(PatchedAttention):
     such matrices, one without data stands for it.
     """
 
-    def __init__(self, mechanism: nn.Module, layer_idx: int | None):
+    def __init__(self, mechanism: nn.Module, module: nn.Module):
         super().__init__(mechanism)
         _register()
-        self.layer_idx = layer_idx
+        self.layer_idx: int | None = getattr(module, "layer_idx", None)
         self.num_key_heads = int(mechanism.num_heads)  # type: ignore[arg-type]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        _register()  # it may have come from another process
-
-    @classmethod
-    def of(cls, module: nn.Module, mechanism: nn.Module) -> TransformersAttention:
-        """In the place of a module of the host."""
-        return cls(mechanism, getattr(module, "layer_idx", None))
+        _register()  # it may come from another process
 
     def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,
         past_key_values: Any = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: Rotation | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
         """Attention outputs [B, N, D] of the tokens that follow those of the cache."""
-        _refuse(others)
+        if others.get("encoder_hidden_states") is not None:
+            raise ValueError("encoder_hidden_states was given to a self-attention that is patched")
         inputs = Inputs(hidden_states, None, position_embeddings)
         if past_key_values is None:
-            bounds = others.get("cu_seq_lens_q")
-            y = self._attend_rows(inputs, attention_mask, bounds)
+            y = self._attend_rows(inputs, attention_mask, others.get("cu_seq_lens_q"))
             self._show_weights(y, inputs.length)
             return y, None
         layer = self._layer(past_key_values, hidden_states.dtype)
@@ -70,7 +77,7 @@ class TransformersAttention(PatchedAttention):
             num_before=layer.num_tokens if layer.is_started else 0,
             causal=self.causal,
         )
-        inputs = inputs._replace(mask=_of_all_rows(real, hidden_states))
+        inputs = inputs._replace(mask=expanded(real, hidden_states))
         if layer.is_started or (self._decodes() and not self.training):
             y = self._continue(inputs, layer)
         else:  # a training pass, which the objectives read, is seldom continued
@@ -80,24 +87,22 @@ class TransformersAttention(PatchedAttention):
         return y, None
 
     def _show_weights(self, y: Tensor, num_keys: int) -> None:
-        """Give the host a matrix [B, H, N, T] without data where it collects attention weights.
-
-        It is on the ``meta`` device: its shape can be read, and its numbers cannot.
-        """
+        """Append a matrix [B, H, N, T] on the ``meta`` device where the host collects weights."""
         weights = collected_weights()
         if weights is not None:
             size = (y.shape[0], int(self.mechanism.num_heads), y.shape[1], num_keys)
             weights.append(torch.empty(size, dtype=y.dtype, device="meta"))
 
     def _attend_rows(self, inputs: Inputs, mask: Any, bounds: Tensor | None) -> Tensor:
-        """The outputs of rows that may hold several sequences each."""
+        """Attend within rows that may hold several sequences each."""
         x = inputs.x
         real, packing = rows_of(mask, num_tokens=inputs.length, causal=self.causal)
         if bounds is not None and real is None and packing is None:
             packing = Packing.between(bounds, x)
         if packing is None:
-            return self._attend(inputs._replace(mask=_of_all_rows(real, x)))
-        return packing.pack(self._attend(packing.unpack(inputs)), like=x)
+            return self._attend(inputs._replace(mask=expanded(real, x)))
+        unpacked = inputs.each(packing.unpack)._replace(mask=packing.there >= 0)
+        return packing.pack(self._attend(unpacked), like=x)
 
     def _attend(self, inputs: Inputs) -> Tensor:
         with rotated(inputs.rotation):
@@ -117,7 +122,7 @@ class TransformersAttention(PatchedAttention):
         return hasattr(self.mechanism, "prefill")
 
     def _continue(self, inputs: Inputs, layer: StateLayer) -> Tensor:
-        """The outputs of tokens that follow those of a layer of the cache, which moves on."""
+        """Attend to tokens that follow those of a layer of the cache, and advance its state."""
         N, state = inputs.length, layer.read(self._state_after)
         if inputs.x.shape[0] > 1 or torch.compiler.is_compiling():
             y, state = self._extend(inputs, state)
@@ -125,10 +130,10 @@ class TransformersAttention(PatchedAttention):
             return y
         ys, first = [], max(N - REMEMBERED, 0)
         if first:
-            y, state = self._extend(inputs.part(0, first), state)
+            y, state = self._extend(inputs.each(lambda tensor: tensor[:, :first]), state)
             layer.keep(state, first)
             ys.append(y)
-        y, after = self._extend(inputs.part(first, N), state)
+        y, after = self._extend(inputs.each(lambda tensor: tensor[:, first:]), state)
         layer.keep_with_way_back(after, state, inputs.copied(first, N))
         return torch.cat([*ys, y], 1)
 
@@ -146,17 +151,122 @@ class TransformersAttention(PatchedAttention):
         return self._extend(inputs, state)[1]
 
 
+class AlbertAttention(TransformersAttention):
+    """An attention that adds its input and normalises the sum by itself."""
+
+    def __init__(self, mechanism: nn.Module, module: nn.Module):
+        super().__init__(mechanism, module)
+        self.norm = deepcopy(module.get_submodule("LayerNorm"))
+
+    def forward(self, hidden_states: Tensor, *args: Any, **others: Any) -> tuple[Tensor, None]:
+        """The normalised sum of input and attention."""
+        y, _ = super().forward(hidden_states, *args, **others)
+        return self.norm(hidden_states + y), None
+
+
+class RotaryAttention(TransformersAttention):
+    """The projections under the names of the host, then norms, rotation and groups as it has them.
+
+    The mechanism sees queries and keys after all of this, before its feature map.
+    """
+
+    def __init__(self, mechanism: nn.Module, module: nn.Module):
+        super().__init__(mechanism, module)
+        self.num_heads, self.head_dim = int(mechanism.num_heads), int(mechanism.head_dim)  # type: ignore[arg-type]
+        keys: Any = module.get_submodule("k_proj")
+        self.num_key_heads = int(keys.out_features) // self.head_dim
+        code = sys.modules[type(module).__module__]
+        self._rotate: Callable[..., tuple[Tensor, Tensor]] = code.apply_rotary_pos_emb
+        for name in ("q_norm", "k_norm"):
+            if hasattr(module, name):
+                self.add_module(name, deepcopy(module.get_submodule(name)))
+        for name in _PROJECTIONS:
+            if hasattr(mechanism, name):
+                self.add_module(name, mechanism.get_submodule(name))
+                delattr(mechanism, name)
+                setattr(mechanism, name, HeadProjection(self, name))
+
+    def project(self, name: str, x: Tensor) -> Tensor:
+        """Queries, keys or values [B, N, H C] as the mechanism gets them."""
+        z: Tensor = rearrange(self.get_submodule(name)(x), "b n (h c) -> b h n c", c=self.head_dim)
+        if not name.startswith("v"):
+            norm = f"{name[0]}_norm"
+            z = getattr(self, norm)(z) if hasattr(self, norm) else z
+            rotation = running_rotation()
+            assert rotation is not None
+            z, _ = self._rotate(z, z[:, :0], *rotation)
+        z = z.repeat_interleave(self.num_heads // z.shape[1], dim=1)
+        return rearrange(z, "b h n c -> b n (h c)")
+
+
+class HeadProjection:
+    """A callable in the place of a projection of the mechanism; the owner keeps the module."""
+
+    def __init__(self, owner: RotaryAttention, name: str):
+        self.owner, self.name = owner, name
+
+    @property
+    def weight(self) -> Tensor:
+        """A weight of the shape [H C, D] that a projection without groups has."""
+        weight: Tensor = self.owner.get_submodule("q_proj").weight  # type: ignore[assignment]
+        return weight
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeadProjection:
+        """Refer to the copy of the owner where it is copied too, else to the owner itself."""
+        return HeadProjection(memo.get(id(self.owner), self.owner), self.name)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The projected tokens [B, N, H C]."""
+        return self.owner.project(self.name, x)
+
+
+@contextmanager
+def rotated(rotation: Rotation | None) -> Iterator[None]:
+    """Rotate the projections while the block runs, in this thread alone.
+
+    The mechanism calls its projections with tokens and nothing else, so the rotation of a pass
+    reaches them beside it. A context variable would do the same, but cannot be compiled.
+    """
+    _running.rotation = rotation
+    try:
+        yield
+    finally:
+        _running.rotation = None
+
+
+def running_rotation() -> Rotation | None:
+    """The rotation of the pass that runs in this thread."""
+    return getattr(_running, "rotation", None)
+
+
+@contextmanager
+def beside_the_host() -> Iterator[None]:
+    """Run attentions that are no part of the model whose weights are collected."""
+    token = _uncollected.set(True)
+    try:
+        yield
+    finally:
+        _uncollected.reset(token)
+
+
+def collected_weights() -> list[Any] | None:
+    """The attention weights that the host has collected so far; None where it collects none.
+
+    The host hooks modules by their class, so a layer of another class has to report by itself.
+    """
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:  # a version that does it in another way
+        return None
+    if torch.compiler.is_compiling():
+        if not _active_collector.compiling:
+            return None  # a graph of one layer, or without collection: no context to look into
+    elif _uncollected.get():
+        return None
+    outputs = _active_collector.get()  # type: ignore[no-untyped-call, unused-ignore]
+    return None if outputs is None else outputs.get("attentions")
+
+
 def _register() -> None:
-    register_masks()
-    register_state()
-
-
-def _of_all_rows(real: Tensor | None, x: Tensor) -> Tensor | None:
-    """The mask of all rows, from one that they may share."""
-    return None if real is None else real.expand(x.shape[:2])
-
-
-def _refuse(others: dict[str, Any]) -> None:
-    """Raise for arguments that change what attention is to do."""
-    if others.get("encoder_hidden_states") is not None:
-        raise ValueError("encoder_hidden_states was given to a self-attention that is patched")
+    register_padding()
+    register_layers()

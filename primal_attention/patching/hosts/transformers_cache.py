@@ -1,16 +1,65 @@
-"""The constant-size state of a patched layer, inside the cache of Hugging Face transformers."""
+"""The constant-size state of a patched layer, inside the cache of Hugging Face transformers.
 
-from collections.abc import Callable, Iterable
+Letters: B batch, N tokens, D model dim, C head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from primal_attention.patching.inputs import Inputs, joined
-
 REMEMBERED = 128
 """So many of the last tokens of a single sequence can be removed again."""
+
+
+class Inputs(NamedTuple):
+    """Tokens with all that is said of each."""
+
+    x: Tensor  # [B, N, D]
+    mask: Tensor | None = None  # [B, N], True at real tokens
+    rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines [B or 1, N, C], if rotary
+
+    @property
+    def length(self) -> int:
+        """N."""
+        return self.x.shape[1]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same change to everything; each tensor has the batch B then."""
+        mask = None if self.mask is None else change(self.mask)
+        rotation = self.rotation
+        if rotation is not None:
+            cos, sin = (part.expand(self.x.shape[0], -1, -1) for part in rotation)
+            rotation = change(cos), change(sin)
+        return Inputs(change(self.x), mask, rotation)
+
+    def copied(self, first: int, end: int) -> Inputs:
+        """A copy of some of the tokens, which keeps no memory of the others and no graph."""
+        return self.each(lambda tensor: tensor.detach()[:, first:end].clone())
+
+
+def joined(several: Sequence[Inputs]) -> Inputs:
+    """The tokens of several passes as if they had come in one."""
+    if len(several) == 1:
+        return several[0]
+    x = torch.cat([each.x for each in several], 1)
+    mask = None
+    if any(each.mask is not None for each in several):
+        real = [
+            each.x.new_ones(each.x.shape[:2], dtype=torch.bool) if each.mask is None else each.mask
+            for each in several
+        ]
+        mask = torch.cat(real, 1)
+    rotations = [each.rotation for each in several if each.rotation is not None]
+    if not rotations:
+        return Inputs(x, mask)
+    cos, sin = (torch.cat(part, 1) for part in zip(*rotations, strict=True))
+    return Inputs(x, mask, (cos, sin))
+
 
 Extend = Callable[[Inputs, Any], Any]
 """The state after more tokens, from these and the state before them."""
@@ -59,7 +108,7 @@ class StateLayer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        register()  # it may have come from another process
+        register_layers()  # it may have come from another process
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_tokens={int(self.num_tokens)})"
@@ -281,7 +330,7 @@ def _mark_static(tensors: Iterable[Tensor]) -> None:
             torch._dynamo.mark_static_address(tensor)
 
 
-def register() -> None:
+def register_layers() -> None:
     """Make transformers take these layers for layers of a cache, before any graph is traced."""
     from transformers.cache_utils import CacheLayerMixin
 

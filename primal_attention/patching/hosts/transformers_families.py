@@ -1,24 +1,29 @@
-"""Hugging Face models with one projection each for queries, keys, values and output."""
+"""The families of Hugging Face transformers: where their attentions keep their projections."""
 
-from __future__ import annotations
-
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from primal_attention.patching.adapter import Change, PatchedAttention
-from primal_attention.patching.hosts.host import Host
-from primal_attention.patching.hosts.parallel_plan import plans_without
-from primal_attention.patching.hosts.rotary import RotaryAttention
-from primal_attention.patching.hosts.transformers_attention import TransformersAttention
-from primal_attention.patching.projections import Affine, Parts, score_factor
+from primal_attention.patching.hosts.host import (
+    Affine,
+    Change,
+    Host,
+    PatchedAttention,
+    Projections,
+    check_plain,
+    score_factor,
+)
+from primal_attention.patching.hosts.transformers_attention import (
+    AlbertAttention,
+    RotaryAttention,
+    TransformersAttention,
+)
 
 
 @dataclass(frozen=True)
 class SeparateProjections(Host):
-    """A family by the class names of its attentions and the names of their projections."""
+    """A family by the class names of its attentions and the names of their four projections."""
 
     name: str
     classes: frozenset[str]
@@ -27,12 +32,12 @@ class SeparateProjections(Host):
     adapter: type[TransformersAttention] = TransformersAttention
 
     def owns(self, module: nn.Module) -> bool:
-        """By the name of its class, in a module of transformers."""
+        """Compare the name of its class, in a module of transformers."""
         kind = type(module)
         return kind.__name__ in self.classes and kind.__module__.startswith("transformers.models.")
 
-    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Parts:
-        """Its four projections; grouped keys stay grouped."""
+    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
+        """Read the four projections; grouped keys stay grouped."""
         config: Any = module.config
         head_dim = int(_first(module, "attention_head_size", "head_dim"))
         q, k, v = (Affine.of(module.get_submodule(name)) for name in self.projections[:3])
@@ -43,7 +48,7 @@ class SeparateProjections(Host):
         factor = score_factor(float(module.scaling), head_dim)  # type: ignore[arg-type]
         if factor != 1.0 and hasattr(module, "q_norm"):
             raise ValueError(f"{type(module).__name__} scales its normalised queries by {factor}")
-        return Parts(
+        return Projections(
             q.scaled(factor),
             k,
             v,
@@ -51,37 +56,74 @@ class SeparateProjections(Host):
             num_heads=q.weight.shape[0] // head_dim,
             causal=bool(module.is_causal) and getattr(config, "is_causal", None) is not False,
             dropout=getattr(getattr(module, "output_dropout", None), "p", 0.0),
-            max_tokens=max_tokens(config),
+            max_tokens=_max_tokens(config),
         )
 
     def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
-        """The adapter of the family."""
-        return self.adapter.of(module, mechanism)
+        """Use the adapter of the family."""
+        return self.adapter(mechanism, module)
 
     def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[Change]:
-        """No plan for the projections of the host."""
-        return plans_without(module, ancestors)
+        """Take such attentions out of the tensor-parallel plans of the models above.
+
+        A plan names modules with a wildcard for the number of the layer, so it cannot tell patched
+        layers from others. Its attentions are then whole on each device; the rest is split as
+        before.
+        """
+        changes = []
+        for model in ancestors:
+            plan = getattr(model, "_tp_plan", None)
+            if isinstance(plan, dict):
+                path = next(name for name, each in model.named_modules() if each is module)
+                names = ["*" if name.isdigit() else name for name in path.split(".")]
+                prefix = ".".join([*names, ""])
+                kept = {name: style for name, style in plan.items() if not name.startswith(prefix)}
+                if len(kept) < len(plan):
+                    changes.append(Change(model, "_tp_plan", kept))
+        return changes
 
 
-class AlbertAttention(TransformersAttention):
-    """An attention that adds its input and normalises the sum by itself."""
+class GPT2(Host):
+    """GPT-2, and the one inside the Decision Transformer.
 
-    def __init__(self, mechanism: nn.Module, norm: nn.Module):
-        super().__init__(mechanism, None)
-        self.norm = norm
+    ``c_attn`` holds queries, keys and values, transposed; the residual dropout is the attention's.
+    """
 
-    @classmethod
-    def of(cls, module: nn.Module, mechanism: nn.Module) -> AlbertAttention:
-        """With the norm of the host."""
-        return cls(mechanism, deepcopy(module.get_submodule("LayerNorm")))
+    name = "GPT-2"
 
-    def forward(self, hidden_states: Tensor, *args: Any, **others: Any) -> tuple[Tensor, None]:
-        """The normalised sum of input and attention."""
-        y, _ = super().forward(hidden_states, *args, **others)
-        return self.norm(hidden_states + y), None
+    def owns(self, module: nn.Module) -> bool:
+        """Accept self-attentions; those to an encoder have a projection of another shape."""
+        classes = ("GPT2Attention", "DecisionTransformerGPT2Attention")
+        return type(module).__name__ in classes and not module.is_cross_attention
+
+    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
+        """Cut the packed projection in three, and transpose."""
+        attention: Any = module
+        q, k, v = _transposed(attention.c_attn).split(3)
+        return Projections(
+            q.scaled(score_factor(attention.scaling, attention.head_dim)),
+            k,
+            v,
+            _transposed(attention.c_proj),
+            num_heads=attention.num_heads,
+            causal=True,
+            dropout=attention.resid_dropout.p,
+            max_tokens=_max_tokens(attention.config),
+        )
+
+    def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
+        """Use the adapter that the models of transformers share."""
+        return TransformersAttention(mechanism, module)
 
 
-def max_tokens(config: Any) -> int | None:
+def _transposed(conv1d: Any) -> Affine:
+    from transformers.pytorch_utils import Conv1D
+
+    check_plain(conv1d, Conv1D)
+    return Affine(conv1d.weight.mT, conv1d.bias)
+
+
+def _max_tokens(config: Any) -> int | None:
     """The longest input by a config: its table of positions, or the patches of its images."""
     length = getattr(config, "max_position_embeddings", None)
     if length is not None:
@@ -115,43 +157,21 @@ def _refuse_odd_heads(module: nn.Module, q: Affine, out: Affine) -> None:
         )
 
 
-_BERT = frozenset(
-    f"{name}SelfAttention"
-    for name in (
-        "Bert",
-        "BertGeneration",
-        "Camembert",
-        "Data2VecText",
-        "Electra",
-        "Ernie",
-        "RoCBert",
-        "Roberta",
-        "RobertaPreLayerNorm",
-        "XLMRoberta",
-        "XLMRobertaXL",
-        "Xmod",
-    )
-)
-_VIT = frozenset(f"{name}Attention" for name in ("AST", "DeiT", "IJepa", "ViT", "ViTMAE", "ViTMSN"))
-_LLAMA = frozenset(
-    f"{name}Attention"
-    for name in (
-        "Arcee",
-        "EuroBert",
-        "Gemma",
-        "Granite",
-        "Helium",
-        "Llama",
-        "Mistral",
-        "Mixtral",
-        "Qwen2",
-        "Qwen3",
-    )
-)
+def _classes(ending: str, names: str) -> frozenset[str]:
+    return frozenset(f"{name}{ending}" for name in names.split())
+
+
 _NAMED = ("q_proj", "k_proj", "v_proj", "o_proj")
-SEPARATE = (
+FAMILIES: tuple[Host, ...] = (
     SeparateProjections(
-        "BERT", _BERT, ("query", "key", "value", "output.dense"), ("output.dense",)
+        "BERT",
+        _classes(
+            "SelfAttention",
+            "Bert BertGeneration Camembert Data2VecText Electra Ernie RoCBert Roberta "
+            "RobertaPreLayerNorm XLMRoberta XLMRobertaXL Xmod",
+        ),
+        ("query", "key", "value", "output.dense"),
+        ("output.dense",),
     ),
     SeparateProjections(
         "DistilBERT",
@@ -164,6 +184,15 @@ SEPARATE = (
         ("query", "key", "value", "dense"),
         adapter=AlbertAttention,
     ),
-    SeparateProjections("ViT", _VIT, _NAMED),
-    SeparateProjections("Llama", _LLAMA, _NAMED, adapter=RotaryAttention),
+    SeparateProjections("ViT", _classes("Attention", "AST DeiT IJepa ViT ViTMAE ViTMSN"), _NAMED),
+    SeparateProjections(
+        "Llama",
+        _classes(
+            "Attention",
+            "Arcee EuroBert Gemma Granite Helium Llama Mistral Mixtral Qwen2 Qwen3",
+        ),
+        _NAMED,
+        adapter=RotaryAttention,
+    ),
+    GPT2(),
 )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from primal_attention.patching.adapter import PatchedAttention
+from primal_attention.patching.hosts.host import PatchedAttention
 
 _HOST, _NAME = "sdpa", "sdpa_padding"
 
@@ -22,13 +22,13 @@ def choose_masks(model: nn.Module) -> None:
     chosen = getattr(config, "_attn_implementation", None)
     if config is None or chosen not in (_HOST, _NAME):
         return
-    register()
+    register_padding()
     name = _NAME if _all_patched(model) else _HOST
     if name != chosen:
         config._attn_implementation = name
 
 
-def register() -> None:
+def register_padding() -> None:
     """Make the implementation known to transformers, for patched models and for others.
 
     A model that is built from the config of a patched one has it too, and its attentions are those
