@@ -21,10 +21,12 @@ from primal_attention.attention.baselines.softmax import SoftmaxAttention
 from primal_attention.attention.baselines.sparse import SparseAttention
 from primal_attention.attention.baselines.yoso import YosoAttention
 from primal_attention.attention.primal import PrimalAttention, PrimalTimeAttention
-from primal_attention.attention.svr.linear_bn import LinearBNAttention
-from primal_attention.attention.svr.softmax_bn import SoftmaxBNAttention
-from primal_attention.attention.svr.softmax_bn_sh import SoftmaxBNSHAttention
-from primal_attention.attention.svr.softmax_sh import SoftmaxSHAttention
+from primal_attention.attention.svr.mechanisms import (
+    LinearBNAttention,
+    SoftmaxBNAttention,
+    SoftmaxBNSHAttention,
+    SoftmaxSHAttention,
+)
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "primal": PrimalAttention,

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from primal_attention import build_attention
-from primal_attention.attention.baselines import softmax, varlen
+from primal_attention.attention.baselines import softmax
 from primal_attention.attention.baselines.softmax import softmax_attention
 
 ON_GPU = [
@@ -33,7 +33,7 @@ def one_by_one(q, k, v, q_bounds, k_bounds, longest_q, longest_k):
 @pytest.fixture
 def without_flash(monkeypatch):
     """The same path on a CPU."""
-    monkeypatch.setattr(softmax, "takes", lambda q: True)
+    monkeypatch.setattr(softmax, "takes_packed", lambda q: True)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)
 
 
@@ -84,7 +84,7 @@ def test_it_is_attention_with_a_mask(without_flash, monkeypatch, kind, source_ki
         for z, real in zip(tensors, [mask, source_mask, source_mask], strict=True)
     ]
     found = results(attention, poisoned, d_out)
-    monkeypatch.setattr(softmax, "takes", lambda q: False)
+    monkeypatch.setattr(softmax, "takes_packed", lambda q: False)
     exact = results(attention, tensors, d_out)
     if mask is not None:
         exact[0] = exact[0].masked_fill(~mask[..., None, None], 0.0)
@@ -111,13 +111,13 @@ def test_layers_are_the_same(without_flash, monkeypatch, name):
         return [y.detach(), leaf.grad, *(p.grad.clone() for p in layer.parameters())]
 
     found = numbers()
-    monkeypatch.setattr(softmax, "takes", lambda q: False)
+    monkeypatch.setattr(softmax, "takes_packed", lambda q: False)
     torch.testing.assert_close(found, numbers(), atol=1e-11, rtol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_flash_attention_does_not_take(dtype):
-    assert not varlen.takes(torch.zeros(1, 1, 1, 8, dtype=dtype))
+    assert not softmax.takes_packed(torch.zeros(1, 1, 1, 8, dtype=dtype))
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
@@ -127,7 +127,7 @@ def test_compiled_code_knows_whether_flash_attention_runs(monkeypatch, capabilit
 
     @torch.compile(fullgraph=True, backend="eager")
     def step(x):
-        return x + 1 if varlen._flash_runs() else x
+        return x + 1 if softmax._flash_runs() else x
 
     assert step(torch.zeros(3)).sum() == (3 if capability >= (8, 0) else 0)
 
@@ -150,11 +150,11 @@ def test_flash_attention_against_float64(device, kind, source_kind, compiled):
 
     exact = results(attention, tensors, d_out)
     halves = [z.bfloat16() for z in tensors]
-    assert varlen.takes(halves[0])
+    assert softmax.takes_packed(halves[0])
     function = torch.compile(attention, fullgraph=True) if compiled else attention
     found = results(function, halves, d_out.bfloat16())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(softmax, "takes", lambda q: False)
+        patch.setattr(softmax, "takes_packed", lambda q: False)
         plain = results(attention, halves, d_out.bfloat16())
     real = slice(None) if mask is None else mask
     for one, other, right in zip(found, plain, exact, strict=True):

@@ -8,10 +8,12 @@ from torch.nn import functional as F
 
 from primal_attention.attention.baselines.linear import LinearAttention
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
-from primal_attention.attention.svr.linear_bn import LinearBNAttention
-from primal_attention.attention.svr.softmax_bn import SoftmaxBNAttention
-from primal_attention.attention.svr.softmax_bn_sh import SoftmaxBNSHAttention
-from primal_attention.attention.svr.softmax_sh import SoftmaxSHAttention
+from primal_attention.attention.svr.mechanisms import (
+    LinearBNAttention,
+    SoftmaxBNAttention,
+    SoftmaxBNSHAttention,
+    SoftmaxSHAttention,
+)
 from primal_attention.theory import RBF, Exponential, svr
 from primal_attention.theory.svr import Head
 

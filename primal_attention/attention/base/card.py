@@ -20,6 +20,7 @@ class Mechanism(NamedTuple):
     cross: bool = False  # keys and values may come from another sequence
     decode: str = ""  # content of the decode state; empty where there is none
     fused: str = ""  # the fused path it runs on, if any
+    rotary: bool = False  # takes rotary positions
     needs_max_tokens: bool = False  # takes no more tokens than its option max_tokens says
     rank_bound: Callable[[Any], int] | None = None  # of its matrix, not causal; None: no bound
     no_matrix: Callable[[Any], str | None] | None = None  # why a layer has no attention matrix

@@ -1,19 +1,48 @@
-"""What the mechanisms with queries, keys and values have in common.
+"""Mechanisms with queries, keys and values: projections around one method.
 
 Letters: B batch, N tokens, T source tokens (N in self-attention), D model dim, H heads, C head dim.
 """
 
+import inspect
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.decoder import Decoder
 from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
-from primal_attention.attention.base.rotary import check_rotary, rotary_positions, rotated
+from primal_attention.attention.base.positions import check_rotary, rotary_positions, rotated
 from primal_attention.attention.base.validation import check_heads, check_probabilities
+
+
+class Options(TypedDict, total=False):
+    """Options of every mechanism with queries, keys and values; see :class:`QKVAttention`."""
+
+    causal: bool
+    dropout: float
+    bias: bool
+    gate: bool
+    rotary: bool
+
+
+class _Signature:
+    """The options of a class; each ``**options`` stands for those of the next class."""
+
+    def __get__(self, layer: object, kind: type) -> inspect.Signature:
+        if layer is not None:  # that of the class alone
+            raise AttributeError("__signature__")
+        found: dict[str, inspect.Parameter] = {}
+        for each in kind.__mro__:
+            if "__init__" in vars(each):
+                _, *parameters = inspect.signature(vars(each)["__init__"]).parameters.values()
+                named = [one for one in parameters if one.kind is not one.VAR_KEYWORD]
+                found |= {one.name: one for one in named if one.name not in found}
+                if len(named) == len(parameters):
+                    break
+        return inspect.Signature(list(found.values()))
 
 
 class QKVAttention(nn.Module, ABC):
@@ -30,6 +59,7 @@ class QKVAttention(nn.Module, ABC):
     """
 
     mechanism: ClassVar[Mechanism]
+    __signature__ = _Signature()
 
     def __init__(
         self,
@@ -42,12 +72,14 @@ class QKVAttention(nn.Module, ABC):
         gate: bool = False,
         rotary: bool = False,
     ):
-        head_dim = check_heads(dim, num_heads)
+        name, head_dim = type(self).__name__, check_heads(dim, num_heads)
+        check_probabilities(dropout=dropout)
+        if rotary and not self.mechanism.rotary:
+            raise ValueError(f"rotary=True: {name} takes no rotary positions")
         if rotary:
             check_rotary(head_dim)
-        check_probabilities(dropout=dropout)
         if causal and not self.mechanism.causal:
-            raise ValueError(f"causal=True: {type(self).__name__} has no causal form")
+            raise ValueError(f"causal=True: {name} has no causal form")
         super().__init__()
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.causal, self.dropout = causal, dropout
@@ -98,15 +130,15 @@ class QKVAttention(nn.Module, ABC):
         self, tokens: Tokens, source: Tokens, before: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values; the tokens come after so many others, [B]."""
-        x, of = tokens.x, source.x
-        q, k, v = (
-            projected.unflatten(-1, (self.num_heads, -1))
-            for projected in (self.q_proj(x), self.k_proj(of), self.v_proj(of))
-        )
+        q = self._by_head(self.q_proj(tokens.x))
+        k, v = self._by_head(self.k_proj(source.x)), self._by_head(self.v_proj(source.x))
         if self.rotary:
             q = rotated(q, rotary_positions(*tokens, before))
             k = rotated(k, rotary_positions(*source, before))
         return q, k, v
+
+    def _by_head(self, projected: Tensor) -> Tensor:
+        return torch.unflatten(projected, -1, (self.num_heads, -1))
 
     def _output(self, out: Tensor, tokens: Tokens) -> Tensor:
         heads = out.flatten(-2)
@@ -124,6 +156,20 @@ class QKVAttention(nn.Module, ABC):
         check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
         if context is not None and not self.mechanism.cross:
             raise ValueError(f"context was given, but {type(self).__name__} has no cross-attention")
+
+
+class SharedQKAttention(QKVAttention):
+    """A mechanism without ``k_proj``: ``attend`` gets k = q, and there is no cross-attention."""
+
+    def __init__(self, dim: int, num_heads: int, **options: Any):
+        super().__init__(dim, num_heads, **options)
+        del self.k_proj
+
+    def _project(
+        self, tokens: Tokens, source: Tokens, before: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q = self._by_head(self.q_proj(tokens.x))
+        return q, q, self._by_head(self.v_proj(tokens.x))
 
 
 class DecodingAttention(QKVAttention):

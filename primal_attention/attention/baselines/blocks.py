@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.attention.baselines.sdpa import dot_product_attention
+from primal_attention.attention.baselines.softmax import dot_product_attention
 
 
 class Source(NamedTuple):

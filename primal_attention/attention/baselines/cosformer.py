@@ -4,7 +4,7 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim.
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from primal_attention.attention.base.linear_core import (
     scan_moments,
 )
 from primal_attention.attention.base.projections import outputs_of
-from primal_attention.attention.base.qkv import DecodingAttention
+from primal_attention.attention.base.qkv import DecodingAttention, Options
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.feature_maps import relu
 from primal_attention.ops.causal import token_counts
@@ -53,9 +53,7 @@ class CosformerAttention(DecodingAttention):
         max_tokens: Longest sequence, and the scale M of the distances; beyond it weights would be
             negative, so longer inputs are a ValueError. For a causal layer, which cannot know the
             number of tokens to come, None is 4,096.
-        causal: Each token sees itself and those before it.
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`.
     """
 
     mechanism = Mechanism(
@@ -79,13 +77,11 @@ class CosformerAttention(DecodingAttention):
         num_heads: int,
         *,
         max_tokens: int | None = None,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        super().__init__(dim, num_heads, **options)
         check_sizes(max_tokens=max_tokens)
-        self.max_tokens = _CAUSAL_TOKENS if causal and max_tokens is None else max_tokens
+        self.max_tokens = _CAUSAL_TOKENS if self.causal and max_tokens is None else max_tokens
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None

@@ -59,6 +59,7 @@ class FlowAttention(DecodingAttention):
         causal=True,
         cross=True,
         decode="sums of constant size",
+        rotary=True,
         sums_over_queries=lambda layer: True,
     )
 

@@ -7,13 +7,13 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, P feature dim.
 """
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeaturePair, Side
-from primal_attention.attention.base.learned_time import TimedLayer, rms_normed
 from primal_attention.attention.base.linear_core import (
     Moments,
     attend_moments,
@@ -24,10 +24,10 @@ from primal_attention.attention.base.linear_core import (
     timed_moments,
 )
 from primal_attention.attention.base.masks import Tokens
+from primal_attention.attention.base.positions import TimedLayer, rms_normed
 from primal_attention.attention.base.projections import outputs_of
-from primal_attention.attention.base.qkv import DecodingAttention
-from primal_attention.attention.svr.pooling import Source, TokenPooling
-from primal_attention.attention.svr.scaled_heads import ScaledHeads, head_groups
+from primal_attention.attention.base.qkv import DecodingAttention, Options
+from primal_attention.attention.svr.scaled_heads import ScaledHeads, Source
 from primal_attention.feature_maps import FeatureMapSpec
 
 
@@ -50,10 +50,7 @@ class LinearAttention(DecodingAttention, TimedLayer):
             from the token. Not causal, it acts in both directions. Without a context and scales.
         score_norm: Divide the outputs of each head by their root mean square, with a learned gain,
             in place of the normaliser.
-        gate: Multiply the outputs of the heads by the silu of a projection of the token.
-        causal: Each token sees itself and those before it.
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`.
     """
 
     mechanism = Mechanism(
@@ -65,7 +62,7 @@ class LinearAttention(DecodingAttention, TimedLayer):
         rank_bound=lambda layer: layer.features.feature_dim,
     )
 
-    def __init__(  # noqa: PLR0913 - each option is a line of the docstring above
+    def __init__(
         self,
         dim: int,
         num_heads: int,
@@ -74,21 +71,18 @@ class LinearAttention(DecodingAttention, TimedLayer):
         scales: Sequence[int] | None = None,
         decay: str | None = None,
         score_norm: bool = False,
-        gate: bool = False,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
-        if causal and scales is not None:
+        if options.get("causal") and scales is not None:
             raise ValueError(f"scales={list(scales)} does not go with causal=True; use softmax_sh")
         if scales is not None and (decay is not None or score_norm):
             raise ValueError(
                 f"scales={list(scales)} does not go with decay={decay!r} and score_norm="
                 f"{score_norm}: pooled keys have no time, and sums of several scales no norm"
             )
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias, gate=gate)
+        super().__init__(dim, num_heads, **options)
         self.features = FeaturePair(feature_map, self.head_dim)
-        self.scaled = scaled_heads(num_heads, scales)
+        self.scaled = ScaledHeads.of(num_heads, scales or [1] * num_heads)
         self.add_time(decay, dim, num_heads, normalised=self.features.normalised)
         self.score_norm = score_norm
         if score_norm:
@@ -170,11 +164,6 @@ class LinearAttention(DecodingAttention, TimedLayer):
     ) -> tuple[Tensor, Moments]:
         queries, keys = in_range(self.features.queries(q)), self.features.keys(k)
         return scan_moments(queries, keys, v, state, mask)
-
-
-def scaled_heads(num_heads: int, scales: Sequence[int] | None) -> ScaledHeads:
-    """Heads of those scales; all see every token by itself where there are none."""
-    return ScaledHeads(head_groups(num_heads, scales or [1] * num_heads), TokenPooling())
 
 
 def in_range(queries: Side) -> Side:

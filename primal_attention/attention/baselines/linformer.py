@@ -3,6 +3,8 @@ r"""Linformer: attention to a fixed number of linear combinations of the tokens.
 Letters: B batch, N tokens, T source tokens, H heads, C head dim, M projected tokens.
 """
 
+from typing import Unpack
+
 import torch
 from einops import einsum
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.masks import zero_padding
-from primal_attention.attention.base.qkv import QKVAttention
+from primal_attention.attention.base.qkv import Options, QKVAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.softmax import softmax_attention
 
@@ -30,9 +32,7 @@ class LinformerAttention(QKVAttention):
         max_tokens: Longest sequence of keys, padding included; more is a ValueError.
         num_projected: M, at most ``max_tokens``; 256 if None, or ``max_tokens`` where that is less.
         share_kv: One map for keys and values, F = E.
-        causal: Not possible.
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`; ``causal`` is not possible.
     """
 
     mechanism = Mechanism(
@@ -52,11 +52,9 @@ class LinformerAttention(QKVAttention):
         max_tokens: int = 512,
         num_projected: int | None = None,
         share_kv: bool = False,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        super().__init__(dim, num_heads, **options)
         check_sizes(max_tokens=max_tokens, num_projected=num_projected)
         num_projected = min(256, max_tokens) if num_projected is None else num_projected
         if num_projected > max_tokens:

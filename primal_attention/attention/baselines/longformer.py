@@ -3,7 +3,7 @@ r"""Longformer: exact attention to a window of neighbours and to a few global to
 Letters: B batch, N tokens, H heads, C head dim, W tokens before the window's own, G global tokens.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import Order, take, token_order
 from primal_attention.attention.base.masks import Tokens, real_tokens
 from primal_attention.attention.base.projections import outputs_of
-from primal_attention.attention.base.qkv import DecodingAttention
+from primal_attention.attention.base.qkv import DecodingAttention, Options
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.blocks import (
     Reach,
@@ -54,9 +54,7 @@ class LongformerAttention(DecodingAttention):
         num_heads: Number of heads H.
         window: Width w of the window, an even number.
         num_global_tokens: How many of the first real tokens are global, G; 1 for a class token.
-        causal: Each token sees itself and those before it.
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`.
     """
 
     mechanism = Mechanism(
@@ -75,20 +73,19 @@ class LongformerAttention(DecodingAttention):
         *,
         window: int = 512,
         num_global_tokens: int = 1,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        super().__init__(dim, num_heads, **options)
         check_sizes(window=window)
         if window % 2:
             raise ValueError(f"window must be even, got {window}")
         if not isinstance(num_global_tokens, int) or num_global_tokens < 0:
             raise ValueError(f"num_global_tokens must be 0 or more, got {num_global_tokens!r}")
         self.window, self.num_global_tokens = window, num_global_tokens
-        self.reach = Reach(window, 0) if causal else Reach(window // 2, window // 2)
-        self.has_global_rows = num_global_tokens > 0 and not causal
+        self.reach = Reach(window, 0) if self.causal else Reach(window // 2, window // 2)
+        self.has_global_rows = num_global_tokens > 0 and not self.causal
         if self.has_global_rows:
+            bias = self.q_proj.bias is not None
             self.q_global = nn.Linear(dim, dim, bias=bias)
             self.k_global = nn.Linear(dim, dim, bias=bias)
             self.v_global = nn.Linear(dim, dim, bias=bias)

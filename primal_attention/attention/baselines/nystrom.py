@@ -3,6 +3,8 @@ r"""Nystromformer: softmax attention by the Nystrom method, through segment mean
 Letters: B batch, N tokens, H heads, C head dim, M landmarks.
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +12,7 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.projections import has_plain_call
-from primal_attention.attention.base.qkv import QKVAttention
+from primal_attention.attention.base.qkv import Options, QKVAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.banded import convolve
 from primal_attention.attention.baselines.segments import segment_means, token_segments
@@ -39,9 +41,7 @@ class NystromAttention(QKVAttention):
         num_landmarks: Number of landmarks M.
         num_iterations: Iterations of the pseudo-inverse.
         conv_kernel_size: Odd size of the convolution of the values (33 as published), or None.
-        causal: Not possible: segments would contain the future.
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`; ``causal`` is not possible.
     """
 
     mechanism = Mechanism("Xiong et al., 2021", "N", fused="SDPA")
@@ -54,11 +54,9 @@ class NystromAttention(QKVAttention):
         num_landmarks: int = 64,
         num_iterations: int = 6,
         conv_kernel_size: int | None = None,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        super().__init__(dim, num_heads, **options)
         check_sizes(
             num_landmarks=num_landmarks,
             num_iterations=num_iterations,

@@ -4,6 +4,7 @@ Letters: B batch, N tokens, H heads, C head dim, P random features.
 """
 
 import math
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from primal_attention.attention.base.linear_core import (
     scan_moments,
 )
 from primal_attention.attention.base.projections import has_plain_call, outputs_of
-from primal_attention.attention.base.qkv import DecodingAttention
+from primal_attention.attention.base.qkv import DecodingAttention, Options
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.random_features import attend_exponentials
 from primal_attention.feature_maps import ExponentialFeatureMap
@@ -48,9 +49,7 @@ class PerformerAttention(DecodingAttention):
         redraw_interval: Training passes between two draws; None draws by :meth:`redraw` only, which
             is what ``torch.compile(fullgraph=True)`` needs in training, and what a layer needs that
             runs several times before one backward pass under activation checkpointing.
-        causal: Each token sees itself and those before it.
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`.
     """
 
     passes: Tensor  # so far, in training
@@ -71,11 +70,9 @@ class PerformerAttention(DecodingAttention):
         *,
         num_features: int | None = None,
         redraw_interval: int | None = None,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        super().__init__(dim, num_heads, **options)
         check_sizes(num_features=num_features, redraw_interval=redraw_interval)
         if num_features is None:
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))

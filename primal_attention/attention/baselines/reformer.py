@@ -4,7 +4,7 @@ Letters: B batch, N tokens (a multiple of m), H heads, R hash rounds, C head dim
 directions, m tokens of a chunk.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
+from primal_attention.attention.base.qkv import Options, SharedQKAttention
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.baselines.shared_qk import SharedQKAttention
 from primal_attention.feature_maps import cosine
 from primal_attention.ops.op import is_exporting
 from primal_attention.precision import accumulate, exact
@@ -53,9 +53,7 @@ class ReformerAttention(SharedQKAttention):
         num_hashes: Hash rounds R.
         bucket_size: Length m of the chunks.
         max_tokens: The length for which there are buckets enough; longer inputs have fuller ones.
-        causal: Each token sees only tokens before it (or itself).
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`.
 
     The rotations are drawn anew for each forward pass in training; in evaluation they are those of
     the buffer ``rotations``.
@@ -72,12 +70,10 @@ class ReformerAttention(SharedQKAttention):
         num_hashes: int = 2,
         bucket_size: int = 64,
         max_tokens: int = 1024,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
         check_sizes(num_hashes=num_hashes, bucket_size=bucket_size, max_tokens=max_tokens)
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        super().__init__(dim, num_heads, **options)
         self.num_hashes, self.bucket_size = num_hashes, bucket_size
         directions = -(-max_tokens // bucket_size)
         shape = (num_heads, num_hashes, self.head_dim, directions)

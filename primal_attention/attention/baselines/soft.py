@@ -4,6 +4,7 @@ Letters: B batch, N tokens, H heads, C head dim, M landmarks.
 """
 
 import math
+from typing import Unpack
 
 import torch
 from einops import einsum
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.qkv import Options, SharedQKAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.segments import segment_means, token_segments
-from primal_attention.attention.baselines.shared_qk import SharedQKAttention
 from primal_attention.precision import accumulate, exact
 
 
@@ -41,9 +42,7 @@ class SoftAttention(SharedQKAttention):
         num_heads: Number of heads H.
         num_landmarks: Number of landmarks M.
         num_iterations: Newton iterations of the pseudo-inverse.
-        causal: Not possible, see above.
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`; ``causal`` is not possible.
     """
 
     mechanism = Mechanism("Lu et al., 2021", "N")
@@ -55,12 +54,10 @@ class SoftAttention(SharedQKAttention):
         *,
         num_landmarks: int = 49,
         num_iterations: int = 20,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
         check_sizes(num_landmarks=num_landmarks, num_iterations=num_iterations)
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        super().__init__(dim, num_heads, **options)
         self.num_landmarks, self.num_iterations = num_landmarks, num_iterations
 
     def attend(

@@ -3,6 +3,8 @@ r"""Sparse Transformer: exact attention to a strided or fixed subset of the toke
 Letters: B batch, N tokens, T tokens so far, H heads, C head dim, n or m blocks, l = stride tokens.
 """
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from einops import einsum
@@ -10,8 +12,7 @@ from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
-from primal_attention.attention.base.projections import outputs_of
-from primal_attention.attention.base.qkv import DecodingAttention
+from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.baselines.blocks import (
     Reach,
@@ -21,13 +22,17 @@ from primal_attention.attention.baselines.blocks import (
     windows,
     with_common,
 )
-from primal_attention.attention.baselines.softmax import KeyValueCache, softmax_attention
+from primal_attention.attention.baselines.softmax import (
+    CachedAttention,
+    KeyValueCache,
+    softmax_attention,
+)
 from primal_attention.precision import accumulate
 
 PATTERNS = ("strided", "fixed")
 
 
-class SparseAttention(DecodingAttention):
+class SparseAttention(CachedAttention):
     r"""Factorised attention with both factors merged into one head, Child et al. 2019.
 
     $y_i = \sum_{j \in A_i} softmax_j(q_i^\top k_j / \sqrt C)\, v_j$ with the union
@@ -47,9 +52,7 @@ class SparseAttention(DecodingAttention):
         stride: The stride l.
         num_summary: Tokens c at the end of each block that all later ones see, at most ``stride``;
             for "fixed" only. A sixteenth of the stride if None, as in the paper.
-        causal: Each token sees itself and those before it.
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`.
     """
 
     mechanism = Mechanism(
@@ -68,11 +71,9 @@ class SparseAttention(DecodingAttention):
         pattern: str = "strided",
         stride: int = 128,
         num_summary: int | None = None,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        super().__init__(dim, num_heads, **options)
         check_choice("pattern", pattern, PATTERNS)
         check_sizes(stride=stride, num_summary=num_summary)
         if num_summary is not None and pattern != "fixed":
@@ -93,12 +94,6 @@ class SparseAttention(DecodingAttention):
         q, k, v = (order.pack(z) for z in (q, k, v))
         attend = self._attend_strided if self.pattern == "strided" else self._attend_fixed
         return order.unpack(attend(into_blocks(q, self.stride), k, v, order.real())[:, :N])
-
-    def init_state(self, batch_size: int) -> KeyValueCache:
-        """An empty cache."""
-        self._check_causal()
-        like = outputs_of(self.k_proj)
-        return KeyValueCache.empty(batch_size, self.num_heads, self.head_dim, like)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None

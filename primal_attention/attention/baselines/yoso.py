@@ -6,7 +6,7 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, R hashes.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.masks import zero_padding
-from primal_attention.attention.base.qkv import QKVAttention
+from primal_attention.attention.base.qkv import Options, QKVAttention
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.feature_maps import cosine
 from primal_attention.ops.gradients import (
@@ -51,9 +51,7 @@ class YosoAttention(QKVAttention):
         estimator: ``expectation`` or ``hashes``.
         num_hashes: Number of hashes R.
         num_bits: Hyperplanes of each hash, the paper's tau.
-        causal: Not possible, see above.
-        dropout: Probability of dropout after the output projection.
-        bias: Whether the projections have a bias.
+        **options: Those of :class:`QKVAttention`; ``causal`` is not possible.
 
     The hyperplanes are drawn anew for each forward pass in training; in evaluation they are those
     of the buffer ``planes``, which only ``hashes`` has.
@@ -83,15 +81,13 @@ class YosoAttention(QKVAttention):
         estimator: str = "expectation",
         num_hashes: int = 32,
         num_bits: int = 9,
-        causal: bool = False,
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Unpack[Options],
     ):
         check_choice("estimator", estimator, ("expectation", "hashes"))
         check_sizes(num_hashes=num_hashes, num_bits=num_bits)
         if num_bits > 15:  # 16-bit codes, and tables of 2^bits rows
             raise ValueError(f"num_bits must be at most 15, got {num_bits}")
-        super().__init__(dim, num_heads, causal=causal, dropout=dropout, bias=bias)
+        super().__init__(dim, num_heads, **options)
         self.estimator, self.num_bits = estimator, num_bits
         if estimator == "hashes":
             shape = (num_hashes, num_heads, self.head_dim, num_bits)

@@ -15,14 +15,19 @@ from torch import Tensor, nn
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.decoder import Decoder
 from primal_attention.attention.base.features import FeaturePair
-from primal_attention.attention.base.learned_time import TimedLayer, rms_normed
 from primal_attention.attention.base.masks import Tokens, check_inputs, zero_padding
+from primal_attention.attention.base.positions import (
+    TimedLayer,
+    check_rotary,
+    rms_normed,
+    rotary_positions,
+    rotated,
+)
 from primal_attention.attention.base.projections import (
     is_cast_alike,
     is_plain,
     outputs_of,
 )
-from primal_attention.attention.base.rotary import check_rotary, rotary_positions, rotated
 from primal_attention.attention.base.validation import (
     check_choice,
     check_heads,

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from primal_attention.attention.baselines.linear import LinearAttention
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
-from primal_attention.attention.svr.batch_norm import FEWEST_KEYS
-from primal_attention.attention.svr.linear_bn import LinearBNAttention
+from primal_attention.attention.svr.key_norm import FEWEST_KEYS
+from primal_attention.attention.svr.mechanisms import LinearBNAttention
 from primal_attention.feature_maps import ExponentialFeatureMap
 from primal_attention.ops.op import chunk_elements
 from primal_attention.testing import Status, check_attention

@@ -8,16 +8,15 @@ import torch
 from torch.nn import functional as F
 
 from primal_attention.attention.baselines.softmax import SoftmaxAttention, softmax_attention
-from primal_attention.attention.svr.batch_norm import (
+from primal_attention.attention.svr.key_norm import (
     FEWEST_KEYS,
     KeyMoments,
     KeyNorm,
     key_moments,
     merge,
-    no_moments,
     running_key_moments,
 )
-from primal_attention.attention.svr.softmax_bn import SoftmaxBNAttention
+from primal_attention.attention.svr.mechanisms import SoftmaxBNAttention
 from primal_attention.testing import Status, check_attention
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn
@@ -156,10 +155,10 @@ def test_moments_of_two_sets_merge():
     k = randn(B, N, H, C)
     one, other = key_moments(k[:, :9], None), key_moments(k[:, 9:], None)
     assert_close(merge(one, other), key_moments(k, None), 1e-12)
-    for pair in ((one, no_moments(k)), (no_moments(k), one)):
+    none = KeyMoments(*(torch.zeros_like(moment) for moment in one))
+    for pair in ((one, none), (none, one)):
         assert_close(merge(*pair), one, 0.0)
-    going_on = running_key_moments(k[:, 9:], None, one)
-    assert_close(going_on.last(), key_moments(k, None), 1e-12)
+    assert_close(running_key_moments(k, None).last(1), key_moments(k, None), 1e-12)
 
 
 def test_running_variance_keeps_its_digits_where_the_mean_is_large():

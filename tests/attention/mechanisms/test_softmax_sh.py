@@ -11,12 +11,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
-from primal_attention.attention.svr.batch_norm import FEWEST_KEYS
-from primal_attention.attention.svr.pooling import Source, TokenPooling, window_shape
-from primal_attention.attention.svr.scaled_heads import default_scales
-from primal_attention.attention.svr.softmax_bn import SoftmaxBNAttention
-from primal_attention.attention.svr.softmax_bn_sh import SoftmaxBNSHAttention
-from primal_attention.attention.svr.softmax_sh import SoftmaxSHAttention
+from primal_attention.attention.svr.key_norm import FEWEST_KEYS
+from primal_attention.attention.svr.mechanisms import (
+    SoftmaxBNAttention,
+    SoftmaxBNSHAttention,
+    SoftmaxSHAttention,
+)
+from primal_attention.attention.svr.scaled_heads import (
+    Source,
+    TokenPooling,
+    default_scales,
+    window_shape,
+)
 
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn
 from .sequences import by_sequence

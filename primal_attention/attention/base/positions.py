@@ -1,11 +1,11 @@
-r"""How much time passes at each token, and what else makes an attention layer learn.
+r"""Positions of tokens: rotary ones, and the learned time of a kernel with a decay.
 
 The kernel of a layer with a decay is $e^{-|a_i - a_j|} \phi_q(x_i)^\top \phi_k(x_j)$ with the time
-$a_i = \sum_{t \le i} \delta_t$. Both steps $\delta$ leave what came before with the share
+$a_i = \sum_{t \le i} \delta_t$. A step $\delta$ leaves what came before with the share
 $e^{-\delta} = \sigma(z)$: of a learned time z is a projection of the token, of a fixed one a
 parameter of the head.
 
-Letters: B batch, N tokens, D model dim, H heads.
+Letters: B batch, N tokens, D model dim, H heads, C head dim.
 """
 
 import torch
@@ -14,9 +14,34 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.validation import check_choice
+from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate, without_autocast
 
+ROTARY_BASE = 10_000.0
 _EPS = 1e-6  # beside the mean square that a norm divides by
+
+
+def check_rotary(head_dim: int) -> None:
+    """Raise unless heads of this size have pairs of channels to turn."""
+    if head_dim % 2:
+        raise ValueError(f"rotary=True needs an even head dimension, got {head_dim}")
+
+
+def rotary_positions(x: Tensor, token_mask: Tensor | None, before: Tensor | None = None) -> Tensor:
+    """Positions [B, N] of the real tokens of x [B, N, ...], counted from 0 or from ``before``."""
+    return token_counts(x, token_mask, before) - 1
+
+
+def rotated(z: Tensor, positions: Tensor) -> Tensor:
+    """Turn z [B, N, H, C]: channels c and c + C/2 are a pair, of frequency BASE^(-2 c / C)."""
+    rows = accumulate(z)
+    half = z.shape[-1] // 2
+    channels = torch.arange(half, device=z.device, dtype=rows.dtype)
+    angles = positions[:, :, None, None].to(rows.dtype) * ROTARY_BASE ** (-channels / half)
+    cos, sin = angles.cos(), angles.sin()
+    first, second = rows[..., :half], rows[..., half:]
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return turned.to(z.dtype)
 
 
 class TimeProjection(nn.Linear):
@@ -57,7 +82,7 @@ class TimedLayer(nn.Module):
                 self.raw_decay.copy_(torch.linspace(2.0, 6.0, len(self.raw_decay)))
 
     def time_steps(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        """How much time passes at tokens x [B, N, D], [B, N, H]: none at padding."""
+        """Return how much time passes at tokens x [B, N, D], [B, N, H]: none at padding."""
         if self.decay is None:
             return None
         if self.decay == "fixed":
@@ -70,6 +95,6 @@ class TimedLayer(nn.Module):
 
 
 def rms_normed(rows: Tensor, gain: Tensor) -> Tensor:
-    """Rows over the root of their mean square, times a learned gain, in at least float32."""
+    """Divide rows by the root of their mean square, times a gain, in at least float32."""
     rows = accumulate(rows)
     return rows * (rows.square().mean(-1, keepdim=True) + _EPS).rsqrt() * gain.to(rows.dtype)

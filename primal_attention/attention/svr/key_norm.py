@@ -1,10 +1,9 @@
-r"""What Attention-BN (Nguyen et al. 2023) adds to an attention: the statistics of its keys.
+r"""The normalisation of Attention-BN (Nguyen et al. 2023) by the statistics of the keys.
 
 In the regression that attention solves, the keys are the training inputs and a query is a test
-point. Normalising the inputs means to take the mean $\mu$ and the variance $\sigma^2$ of the keys
-of one head of one sequence and to apply them to both:
-$z \mapsto (z - \beta\mu) / \sqrt{\sigma^2 + \epsilon}$. The "batch" is the sequence: there are no
-running statistics, and training and evaluation do the same.
+point. Normalising the inputs applies the mean $\mu$ and the variance $\sigma^2$ of the keys of one
+head of one sequence to both: $z \mapsto (z - \beta\mu) / \sqrt{\sigma^2 + \epsilon}$. The
+"batch" is the sequence: there are no running statistics over batches.
 
 Letters: B batch, N tokens, H heads, C head dim.
 """
@@ -41,12 +40,12 @@ class KeyMoments(NamedTuple):
 
     @property
     def variance(self) -> Tensor:
-        """The biased variance, over the number of keys and not one less."""
+        """The biased variance, a mean over the keys."""
         return self.scatter / self.num_keys.clamp(min=1)
 
-    def last(self) -> KeyMoments:
-        """The moments at the last token, n = 1."""
-        return KeyMoments(*(moment[:, -1:] for moment in self))
+    def last(self, count: int) -> KeyMoments:
+        """Return the moments at the last tokens."""
+        return KeyMoments(*(moment[:, -count:] for moment in self))
 
 
 def key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
@@ -62,31 +61,20 @@ def key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
     return KeyMoments(count, mean, scatter)
 
 
-def running_key_moments(
-    k: Tensor, token_mask: Tensor | None, before: KeyMoments | None = None
-) -> KeyMoments:
-    r"""Moments of the real keys up to each token, going on from those ``before`` (n = 1).
+def running_key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
+    r"""Moments of the real keys up to each token of [B, N, H, C].
 
     Each key adds $\frac{n-1}{n} (k_n - \mu_{n-1})^2$ to the scatter (Welford 1962): a sum of
     squares, where the difference $\sum k^2 - n\mu^2$ would lose all its digits once
     $\mu^2 \gg \sigma^2$.
     """
     k = accumulate(k)
-    if before is None:
-        before = no_moments(k)
-    counts = token_counts(k, token_mask, before.num_keys[:, 0, 0, 0])
-    count = counts.to(k.dtype)[:, :, None, None]
+    count = token_counts(k, token_mask, None).to(k.dtype)[:, :, None, None]
     divisor = count.clamp(min=1)
-    mean = before.mean + zero_padding(k - before.mean, token_mask).cumsum(1) / divisor
-    previous = torch.cat([before.mean, mean], dim=1)[:, :-1]
+    mean = zero_padding(k, token_mask).cumsum(1) / divisor
+    previous = torch.cat([torch.zeros_like(mean[:, :1]), mean], dim=1)[:, :-1]
     added = zero_padding((k - previous).square() * (1 - 1 / divisor), token_mask)
-    return KeyMoments(count, mean, before.scatter + added.cumsum(1))
-
-
-def no_moments(k: Tensor) -> KeyMoments:
-    """The moments of no keys at all, n = 1, shaped for keys [B, N, H, C]."""
-    zeros = accumulate(k).new_zeros(k.shape[0], 1, *k.shape[2:])
-    return KeyMoments(zeros[:, :, :1, :1], zeros, zeros)
+    return KeyMoments(count, mean, added.cumsum(1))
 
 
 def merge(one: KeyMoments, other: KeyMoments) -> KeyMoments:
