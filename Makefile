@@ -1,5 +1,5 @@
-# make demo   the environment, then the main job: train on a real set (a table and a picture in out/)
-# make test   the environment, then every test
+# make demo   what the demo needs, then accuracy, time and memory beside softmax attention (a picture in out/)
+# make test   the whole environment, then every test
 # make check  format, lint and types
 # make docs   the site, in out/docs: warnings and broken links are errors
 # make notebooks   executes the notebooks of the site anew, which always does all of it
@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
 TESTED := $(VENV)/tested.stamp
 SOURCES := $(shell find primal_attention tests examples benchmarks docs reproduction -name '*.py' -o -name '*.md' -o -name '*.ipynb') README.md CONTRIBUTING.md pyproject.toml Makefile
-DEMO := out/japanese_vowels.png
+DEMO_INSTALLED := $(VENV)/demo.stamp
+DEMO := out/demo.png
 SITE := out/docs/index.html
 
 .PHONY: demo test check format docs notebooks clean
@@ -25,15 +26,21 @@ test: $(TESTED)
 docs: $(SITE)
 	@echo "The first page is $(SITE)."
 
-$(INSTALLED): pyproject.toml constraints.txt tests/patching/torchvision_on_cpu.py
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
+
+$(DEMO_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[timeseries]'
+	touch $@
+
+$(INSTALLED): pyproject.toml constraints.txt tests/patching/torchvision_on_cpu.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python tests/patching/torchvision_on_cpu.py
 	touch $@
 
-$(DEMO): $(INSTALLED) $(shell find primal_attention examples -name '*.py')
-	$(BIN)/python examples/japanese_vowels.py --out $@
+$(DEMO): $(DEMO_INSTALLED) examples/demo.py $(shell find primal_attention -name '*.py')
+	$(BIN)/python examples/demo.py --out $@
 
 $(TESTED): $(INSTALLED) $(SOURCES)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder

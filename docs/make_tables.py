@@ -191,6 +191,27 @@ def epochs() -> str:
     return markdown(["time of an epoch over softmax's", *(f"{n:,}" for n in lengths)], lines)
 
 
+# Decompositions of large kernel matrices
+
+
+@table
+def kernel_svd() -> str:
+    """Time, memory and error of the solvers of ``KernelSVD``."""
+    names = {
+        "rbf": "RBF, median heuristic",
+        "attention": r"$e^{\langle W_q x, W_k z\rangle/\sqrt{d}}$",
+    }
+    lines = []
+    for row in rows_of(MEASURED / "kernel_svd_x86_64-cpu_torch2.13.0_2026-11-15.csv"):
+        solver = row["solver"].removeprefix("plain ")
+        plain = ", `n_iter=0`" if solver != row["solver"] else ""
+        numbers = [row["sigma_ratio"], row["seconds"], row["peak_mib"]]
+        error = f"{float(row['max_error']):.2g}"
+        lines.append([names[row["kernel"]], f"`{solver}`{plain}", *numbers, error])
+    heads = ["kernel", "solver", r"$\sigma_{32}/\sigma_1$", "seconds", "peak MiB"]
+    return markdown([*heads, "largest error of the singular values"], lines, words=2)
+
+
 # How large the output of a layer starts
 
 STARTS = {

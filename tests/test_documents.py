@@ -173,3 +173,11 @@ def test_a_changed_number_is_noticed():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_every_environment_variable_is_on_its_page():
+    code = "".join(path.read_text() for path in (ROOT / "primal_attention").rglob("*.py"))
+    page = (ROOT / "docs/environment.md").read_text()
+    read = re.compile(r'environ(?:\.get\(|\[)?\W*"(PRIMAL_\w+)"|"(PRIMAL_\w+)" in os\.environ')
+    used = {name for found in read.findall(code) for name in found if name}
+    assert used == set(re.findall(r"^\| `(PRIMAL_\w+)`", page, re.M))
