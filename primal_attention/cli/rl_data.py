@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from primal_attention.tasks.offline_rl import RL_SETS, environment_of, make_set, rl_folder
-from primal_attention.tasks.offline_rl.prepared import read_trajectories
+from primal_attention.tasks.offline_rl import RL, RL_SETS, environment_of, make_set, rl_folder
 
 
 def make_sets(
@@ -40,7 +39,7 @@ def make_sets(
 
 
 def _told(path: Path, name: str) -> str:
-    found = read_trajectories(path, environment_of(name))
+    found = RL.read(path, name)
     facts = found.facts
     return (
         f"{facts['name']}, {len(found)} episodes, {len(found.rewards)} transitions, mean score "

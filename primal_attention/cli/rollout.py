@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from primal_attention.cli.mistakes import naming
 from primal_attention.tasks.offline_rl import MODES, Trial, environment_of
-from primal_attention.tasks.offline_rl.simulators import VERSIONS, package
+from primal_attention.tasks.offline_rl.environments import VERSIONS, package
 from primal_attention.training.devices import launch
 from primal_attention.training.policies import MORE, Told, missing_rows, read_policies
 from primal_attention.training.recipe import nearest

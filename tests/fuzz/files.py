@@ -58,10 +58,10 @@ from primal_attention.tasks.lra import PartSizes, Prepared, write_prepared  # no
 from primal_attention.tasks.lra.chunks import made_in_chunks  # noqa: E402
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder  # noqa: E402
 from primal_attention.tasks.lra.retrieval_imdb import read_retrieval_imdb  # noqa: E402
-from primal_attention.tasks.offline_rl.agents import Agent  # noqa: E402
-from primal_attention.tasks.offline_rl.minari_files import write_minari  # noqa: E402
-from primal_attention.tasks.offline_rl.prepared import write_trajectories  # noqa: E402
-from primal_attention.tasks.offline_rl.simulators import make_environment  # noqa: E402
+from primal_attention.tasks.offline_rl import RL  # noqa: E402
+from primal_attention.tasks.offline_rl.environments import make_environment  # noqa: E402
+from primal_attention.tasks.offline_rl.hdf5_files import write_minari  # noqa: E402
+from primal_attention.tasks.offline_rl.making import Agent  # noqa: E402
 from primal_attention.tasks.series import LabelledSeries  # noqa: E402
 from primal_attention.tasks.uea import UEA  # noqa: E402
 from primal_attention.training import Recipe  # noqa: E402
@@ -299,7 +299,7 @@ READERS: dict[str, Reader] = {
     "pictures, lists": Reader(_tiny_imagenet, _read_pictures, "*.txt"),
     "pictures, prepared": Reader(_prepared_pictures, _read_pictures),
     "trajectories, prepared": Reader(
-        lambda folder: write_trajectories(folder / "hopper-medium.npz", trajectories()), _read_rl
+        lambda folder: RL.write(folder / "hopper-medium.npz", trajectories()), _read_rl
     ),
     "trajectories, D4RL": Reader(_d4rl, _read_rl),
     "trajectories, compressed": Reader(lambda folder: _d4rl(folder, compressed=True), _read_rl),

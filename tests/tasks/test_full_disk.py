@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from primal_attention.tasks import prepare_images, prepare_language, prepare_lra, prepare_uea
-from primal_attention.tasks.offline_rl.minari_files import write_minari
-from primal_attention.tasks.offline_rl.prepared import write_trajectories
-from primal_attention.tasks.offline_rl.simulators import make_environment
+from primal_attention.tasks.offline_rl import RL
+from primal_attention.tasks.offline_rl.environments import make_environment
+from primal_attention.tasks.offline_rl.hdf5_files import write_minari
 
 from .toy_pictures import write_pictures
 from .toy_rl import HOPPER, trajectories
@@ -59,7 +59,7 @@ def generated(source, out):
 
 def policies(source, out):
     yield
-    write_trajectories(out / "hopper-medium.npz", trajectories())
+    RL.write(out / "hopper-medium.npz", trajectories())
 
 
 def minari(source, out):

@@ -15,8 +15,8 @@ from primal_attention.tasks.images import find_images
 from primal_attention.tasks.lra import PartSizes, Prepared, write_prepared
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
 from primal_attention.tasks.offline_rl import load_rl
-from primal_attention.tasks.offline_rl.minari_files import write_minari
-from primal_attention.tasks.offline_rl.simulators import make_environment
+from primal_attention.tasks.offline_rl.environments import make_environment
+from primal_attention.tasks.offline_rl.hdf5_files import write_minari
 from primal_attention.tasks.series import LabelledSeries
 from primal_attention.tasks.uea import UEA
 

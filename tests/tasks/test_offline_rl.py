@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primal_attention.tasks.offline_rl import TrajectoryEncoding, Windows, rl_task
-from primal_attention.tasks.offline_rl.prepared import write_trajectories
+from primal_attention.tasks.offline_rl import RL, TrajectoryEncoding, Windows, rl_task
 from primal_attention.tasks.offline_rl.windows import ACTIONS
 
 from .toy_rl import LENGTHS, trajectories
@@ -84,7 +83,7 @@ def test_the_error_is_that_of_real_steps():
 
 
 def test_episodes_are_held_out_whole(tmp_path):
-    write_trajectories(tmp_path / "hopper-medium.npz", trajectories())
+    RL.write(tmp_path / "hopper-medium.npz", trajectories())
     task = rl_task("hopper-medium", folder=tmp_path, context=K, valid=0.4, seed=3)
     assert (task.sizes.num_tokens, task.sizes.num_outputs, task.sizes.num_channels) == (15, 3, 11)
     assert len(task.train) + len(task.valid) == LENGTHS.sum()

@@ -4,15 +4,17 @@ import h5py
 import numpy as np
 import pytest
 
-from primal_attention.tasks.offline_rl import find_rl, load_rl, prepare_rl
-from primal_attention.tasks.offline_rl.environments import ENVIRONMENTS, environment_of
-from primal_attention.tasks.offline_rl.minari_files import (
+from primal_attention.tasks.offline_rl import RL, find_rl, load_rl, prepare_rl
+from primal_attention.tasks.offline_rl.environments import (
+    ENVIRONMENTS,
+    environment_of,
+    make_environment,
+)
+from primal_attention.tasks.offline_rl.hdf5_files import (
     minari_folder,
     read_minari,
     write_minari,
 )
-from primal_attention.tasks.offline_rl.prepared import read_trajectories, write_trajectories
-from primal_attention.tasks.offline_rl.simulators import make_environment
 
 from .toy_rl import HOPPER, LENGTHS, trajectories
 
@@ -100,7 +102,7 @@ def test_what_is_not_finite_is_named(tmp_path, name):
     path = write_d4rl(tmp_path / f"{NAME}.hdf5", d4rl_arrays(poisoned(name, 2, 13)))
     with pytest.raises(ValueError, match=f"{path}: {name} of episode 2, step 13"):
         load_rl(NAME, tmp_path)
-    write_trajectories(tmp_path / f"{NAME}.npz", poisoned(name, 4, 10))
+    RL.write(tmp_path / f"{NAME}.npz", poisoned(name, 4, 10))
     with pytest.raises(ValueError, match=rf"npz: {name} of episode 4, step 10"):
         load_rl(NAME, tmp_path)
 
@@ -166,10 +168,10 @@ def test_files_that_are_cut_off_are_refused(tmp_path):
     with pytest.raises(ValueError, match=f"{folder}.*main_data.hdf5 is not a whole file of Minari"):
         read_minari(folder, HOPPER)
     prepared = tmp_path / f"{NAME}.npz"
-    write_trajectories(prepared, trajectories())
+    RL.write(prepared, trajectories())
     cut(prepared)
     with pytest.raises(ValueError, match="not a whole prepared set"):
-        read_trajectories(prepared, HOPPER)
+        RL.read(prepared, "hopper-medium")
 
 
 def test_nothing_there(tmp_path):

@@ -19,10 +19,9 @@ from primal_attention.tasks.offline_rl import (
     roll_out,
 )
 from primal_attention.tasks.offline_rl import making as making_module
-from primal_attention.tasks.offline_rl.agents import Agent
-from primal_attention.tasks.offline_rl.making import chunks_of, mixture_of
-from primal_attention.tasks.offline_rl.minari_files import minari_folder
-from primal_attention.tasks.offline_rl.simulators import make_environment
+from primal_attention.tasks.offline_rl.environments import make_environment
+from primal_attention.tasks.offline_rl.hdf5_files import minari_folder
+from primal_attention.tasks.offline_rl.making import Agent, chunks_of, mixture_of
 
 from .toy_rl import HOPPER, trajectories, write_agents
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from primal_attention.tasks.offline_rl import Trial
-from primal_attention.tasks.offline_rl.prepared import write_trajectories
+from primal_attention.tasks.offline_rl import RL, Trial
 from primal_attention.tasks.offline_rl.trajectories import Trajectories
 from primal_attention.training import build_model, find_recipe, launch, task_of, train, train_in
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
@@ -47,7 +46,7 @@ def folder(tmp_path_factory):
     actions = np.tanh(states @ rng.normal(size=(11, 3)))
     flags = np.ones(len(lengths), bool)
     found = Trajectories(states, actions, rng.normal(size=len(states)), lengths, flags)
-    write_trajectories(folder / f"{NAME}.npz", found)
+    RL.write(folder / f"{NAME}.npz", found)
     return folder
 
 

@@ -1,6 +1,5 @@
 """Offline reinforcement learning: trajectories, windows, policies, roll-outs."""
 
-from primal_attention.tasks.offline_rl.acting import MODES, Policy, policy_of
 from primal_attention.tasks.offline_rl.environments import (
     ENVIRONMENTS,
     RL_SETS,
@@ -8,15 +7,29 @@ from primal_attention.tasks.offline_rl.environments import (
     environment_of,
 )
 from primal_attention.tasks.offline_rl.making import make_set
-from primal_attention.tasks.offline_rl.rollout import Rollout, Trial, roll_out
-from primal_attention.tasks.offline_rl.sources import find_rl, load_rl, prepare_rl, rl_folder
+from primal_attention.tasks.offline_rl.rollout import (
+    MODES,
+    Policy,
+    Rollout,
+    Trial,
+    policy_of,
+    roll_out,
+)
+from primal_attention.tasks.offline_rl.sets import RL, find_rl, load_rl, prepare_rl, rl_folder
 from primal_attention.tasks.offline_rl.trajectories import Trajectories
-from primal_attention.tasks.offline_rl.windows import TrajectoryEncoding, Windows, rl_task
+from primal_attention.tasks.offline_rl.windows import (
+    TOKENS_PER_STEP,
+    TrajectoryEncoding,
+    Windows,
+    rl_task,
+)
 
 __all__ = [
     "ENVIRONMENTS",
     "MODES",
+    "RL",
     "RL_SETS",
+    "TOKENS_PER_STEP",
     "Environment",
     "Policy",
     "Rollout",

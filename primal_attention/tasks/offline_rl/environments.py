@@ -1,7 +1,15 @@
-"""The environments, their reference returns, and the names of the data sets."""
+"""The environments, their reference returns, the names of the data sets; Gymnasium, on demand."""
 
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, NamedTuple
+
+VERSIONS = (5, 4)  # of Gymnasium's environments
 
 
 class Environment(NamedTuple):
@@ -30,13 +38,46 @@ RL_SETS: tuple[str, ...] = tuple(f"{name}-{kind}" for name in ENVIRONMENTS for k
 
 
 def environment_of(name: str) -> Environment:
-    """The environment of a set such as ``hopper-medium``."""
-    check_set(name)
-    return ENVIRONMENTS[name.partition("-")[0]]
-
-
-def check_set(name: str) -> None:
-    """Raise unless a set of that name can be."""
+    """Return the environment of a set such as ``hopper-medium``."""
     if name not in RL_SETS:
         near = get_close_matches(name, RL_SETS, cutoff=0.5) or RL_SETS
         raise ValueError(f"no set is called {name!r}; did you mean one of {', '.join(near)}?")
+    return ENVIRONMENTS[name.partition("-")[0]]
+
+
+def package(name: str) -> Any:
+    """Import a package of the extra ``rl``."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        message = f"this needs {error.name}: pip install 'primal-attention[rl]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
+
+
+def make_environment(environment: Environment, version: int = 5, **options: Any) -> Any:
+    """Make an environment, without a window.
+
+    Args:
+        environment: Which.
+        version: 5 or 4, of Gymnasium's.
+        **options: Go to ``gymnasium.make``.
+    """
+    if version not in VERSIONS:
+        raise ValueError(f"version must be one of {VERSIONS}, got {version}")
+    if sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # pictures are made off the screen
+    gymnasium, mujoco = package("gymnasium"), package("mujoco")
+    with warnings.catch_warnings(), _silent(mujoco):
+        warnings.simplefilter("ignore", DeprecationWarning)  # that there is a version 5
+        return gymnasium.make(f"{environment.gym_name}-v{version}", **options)
+
+
+@contextmanager
+def _silent(mujoco: Any) -> Iterator[None]:
+    """MuJoCo prints, and logs to a file where it runs, what it deprecates in Gymnasium's models."""
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)

@@ -2,6 +2,10 @@
 
 A set is a mixture of policies with noise, made chunk by chunk: each chunk has random numbers of its
 own and a file of its own, so that what was interrupted goes on where it was, to the same numbers.
+
+A policy is a plain network in an `.npz` file: linear layers ``w0``, ``b0``, ``w1``, ... with
+``activation`` between them, how a random action is drawn (``noise``), how the action is bounded
+(``squash``), and how observations are normalised.
 """
 
 import shutil
@@ -10,16 +14,106 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from primal_attention.tasks.offline_rl.agents import SAMPLED, Agent
-from primal_attention.tasks.offline_rl.environments import RL_SETS, Environment, environment_of
-from primal_attention.tasks.offline_rl.minari_files import write_minari
-from primal_attention.tasks.offline_rl.prepared import read_trajectories, write_trajectories
-from primal_attention.tasks.offline_rl.simulators import make_environment
+from primal_attention.array_files import open_arrays
+from primal_attention.foreign_files import reading
+from primal_attention.tasks.offline_rl.environments import (
+    RL_SETS,
+    Environment,
+    environment_of,
+    make_environment,
+)
+from primal_attention.tasks.offline_rl.hdf5_files import LIKE, write_minari
+from primal_attention.tasks.offline_rl.sets import RL
 from primal_attention.tasks.offline_rl.trajectories import Trajectories, joined
 
 CHUNK = 10_000  # transitions, at least
-ORIGIN = "D4RL-like"
+SAMPLED = "sampled"
+
+
+class Agent:
+    """A policy of one environment.
+
+    Args:
+        path: Of the file.
+        environment: Which it must fit.
+    """
+
+    def __init__(self, path: Path, environment: Environment):
+        self.path = path
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no policy {path}")
+        with reading(path, f"a policy of {environment.gym_name}", "get the whole file anew"):
+            with open_arrays(path) as file:
+                self.arrays = arrays = {name: file[name] for name in file.names}
+            layers = range(int(arrays["n_layers"]))
+            self.layers = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in layers]
+            dims = int(arrays["obs_dim"]) - int(arrays["time_feature"]), int(arrays["act_dim"])
+            if dims != (environment.state_dim, environment.action_dim):
+                raise ValueError(f"it has states and actions of {dims}")
+            self.is_relu = str(arrays["activation"]) == "relu"
+            self.squashes = str(arrays["squash"]) == "tanh"
+            self._try()
+
+    def act(
+        self,
+        observation: NDArray[np.float64],
+        step: int,
+        rng: np.random.Generator,
+        noise: float | str,
+    ) -> NDArray[np.float32]:
+        """An action in [-1, 1].
+
+        Args:
+            observation: As the environment gave it.
+            step: Its number in the episode, from 0.
+            rng: Of the noise.
+            noise: ``"sampled"`` as the policy was trained, or the size of normal noise that is
+                added to the action it prefers.
+        """
+        hidden, mean = self._forward(self._input(observation, step))
+        if noise == SAMPLED:
+            mean = mean + self._spread(hidden) * rng.standard_normal(mean.shape)
+        action = np.tanh(mean) if self.squashes else mean
+        if not isinstance(noise, str):
+            action = action + noise * rng.standard_normal(action.shape)
+        return np.clip(action, -1, 1).astype(np.float32)
+
+    def _try(self) -> None:
+        """Act once, so that arrays that do not fit each other are found now."""
+        state = np.zeros(int(self.arrays["obs_dim"]) - int(self.arrays["time_feature"]))
+        spread = str(self.arrays["noise"]) in ("constant", "state-dependent")
+        with np.errstate(all="ignore"):  # told below
+            action = self.act(state, 0, np.random.default_rng(0), SAMPLED if spread else 0.0)
+        if action.shape != (int(self.arrays["act_dim"]),) or not np.isfinite(action).all():
+            raise ValueError(f"its action in the state 0 is {str(action)[:60]}")
+
+    def _input(self, observation: NDArray[np.float64], step: int) -> NDArray[np.float32]:
+        arrays, x = self.arrays, np.asarray(observation, np.float64)
+        if arrays["time_feature"]:
+            x = np.append(x, 1 - step / arrays["time_limit"])
+        if arrays["normalise_obs"]:
+            x = (x - arrays["obs_mean"]) / np.sqrt(arrays["obs_var"] + arrays["obs_eps"])
+            x = np.clip(x, -arrays["obs_clip"], arrays["obs_clip"])
+        return x.astype(np.float32)
+
+    def _forward(self, x: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The last hidden vector, and the mean of the action before it is bounded."""
+        for weight, bias in self.layers[:-1]:
+            x = weight @ x + bias
+            x = np.maximum(x, 0) if self.is_relu else np.tanh(x)
+        weight, bias = self.layers[-1]
+        return x, weight @ x + bias
+
+    def _spread(self, hidden: NDArray[Any]) -> Any:
+        arrays, kind = self.arrays, str(self.arrays["noise"])
+        if kind == "constant":
+            return np.exp(arrays["log_std"])
+        if kind != "state-dependent":
+            raise ValueError(f"{self.path} draws no random actions; give the size of the noise")
+        log_std = arrays["log_std_weight"] @ hidden + arrays["log_std_bias"]
+        return np.exp(np.clip(log_std, arrays["log_std_min"], arrays["log_std_max"]))
 
 
 class Behaviour(NamedTuple):
@@ -29,46 +123,35 @@ class Behaviour(NamedTuple):
     noise: float | str
 
 
-_MEDIUM = {
-    "halfcheetah": (Behaviour("ars_best", 0.1),),
-    "hopper": (Behaviour("sac", SAMPLED),),
-    "walker2d": (Behaviour("tqc", 0.3),),
+Behaviours = dict[str, tuple[float | str, ...]]
+"""The noises of each policy."""
+
+_MEDIUM: dict[str, Behaviours] = {
+    "halfcheetah": {"ars_best": (0.1,)},
+    "hopper": {"sac": (SAMPLED,)},
+    "walker2d": {"tqc": (0.3,)},
 }
-_EXPERT = {
-    "halfcheetah": (Behaviour("tqc", SAMPLED),),
-    "hopper": (Behaviour("trpo", SAMPLED), Behaviour("tqc", SAMPLED)),
-    "walker2d": (Behaviour("tqc", SAMPLED), Behaviour("sac", SAMPLED)),
+_EXPERT: dict[str, Behaviours] = {
+    "halfcheetah": {"tqc": (SAMPLED,)},
+    "hopper": {"trpo": (SAMPLED,), "tqc": (SAMPLED,)},
+    "walker2d": {"tqc": (SAMPLED,), "sac": (SAMPLED,)},
 }
-_REPLAY = {
-    "halfcheetah": (
-        Behaviour("trpo", 0.5),
-        Behaviour("trpo", SAMPLED),
-        Behaviour("a2c", 0.3),
-        Behaviour("a2c", SAMPLED),
-        Behaviour("ars", 0.1),
-        Behaviour("ppo", SAMPLED),
-    ),
-    "hopper": (
-        Behaviour("a2c", 0.5),
-        Behaviour("a2c", SAMPLED),
-        Behaviour("ars", 0.3),
-        Behaviour("ppo", 0.3),
-        Behaviour("sac", SAMPLED),
-    ),
-    "walker2d": (
-        Behaviour("a2c", 0.5),
-        Behaviour("a2c", SAMPLED),
-        Behaviour("ars", 0.3),
-        Behaviour("ppo", 0.5),
-        Behaviour("ars_best", 0.0),
-    ),
+_REPLAY: dict[str, Behaviours] = {
+    "halfcheetah": {
+        "trpo": (0.5, SAMPLED),
+        "a2c": (0.3, SAMPLED),
+        "ars": (0.1,),
+        "ppo": (SAMPLED,),
+    },
+    "hopper": {"a2c": (0.5, SAMPLED), "ars": (0.3,), "ppo": (0.3,), "sac": (SAMPLED,)},
+    "walker2d": {"a2c": (0.5, SAMPLED), "ars": (0.3,), "ppo": (0.5,), "ars_best": (0.0,)},
 }
 Mixture = dict[Behaviour, float]
 """Behaviours and their shares of the transitions."""
 
 
 def mixture_of(name: str) -> Mixture:
-    """Who made a set such as ``hopper-medium-replay``."""
+    """Return the behaviours that make a set such as ``hopper-medium-replay``."""
     environment_of(name)
     which, _, kind = name.partition("-")
     if kind == "medium-expert":
@@ -76,8 +159,9 @@ def mixture_of(name: str) -> Mixture:
     return _shares((_MEDIUM if kind == "medium" else _REPLAY)[which], 1.0)
 
 
-def _shares(behaviours: tuple[Behaviour, ...], whole: float) -> Mixture:
-    return {each: whole / len(behaviours) for each in behaviours}
+def _shares(behaviours: Behaviours, whole: float) -> Mixture:
+    found = [Behaviour(agent, noise) for agent, noises in behaviours.items() for noise in noises]
+    return {each: whole / len(found) for each in found}
 
 
 class Chunk(NamedTuple):
@@ -139,14 +223,14 @@ def make_set(
         if not path.is_file():
             policy = policies[chunk.behaviour.agent]
             made = roll_out(policy, environment, chunk, version)
-            write_trajectories(path, made, half=False)
-        parts.append(read_trajectories(path, environment))
+            RL.write(path, made, half=False)
+        parts.append(RL.read(path, name))
     told(len(chunks), len(chunks))
     facts = _facts(name, environment, parts, chunks, seed, version)
     found = joined(parts, facts)
     write_minari(folder, name, found, make_environment(environment, version))
     path = folder / f"{name}.npz"
-    write_trajectories(path, found)
+    RL.write(path, found)
     shutil.rmtree(unfinished)
     return path
 
@@ -206,8 +290,8 @@ def _facts(
         steps[behaviour] = steps.get(behaviour, 0) + int(part.lengths.sum())
     everything = np.concatenate(list(scores.values()))
     return {
-        "name": f"{ORIGIN}/{name}",
-        "origin": ORIGIN,
+        "name": f"{LIKE}/{name}",
+        "origin": LIKE,
         "environment": f"{environment.gym_name}-v{version}",
         "seed": seed,
         "mean_score": round(float(everything.mean()), 2),

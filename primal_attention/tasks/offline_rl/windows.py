@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from primal_attention.tasks.offline_rl.environments import environment_of
-from primal_attention.tasks.offline_rl.sources import load_rl
+from primal_attention.tasks.offline_rl.sets import load_rl
 from primal_attention.tasks.offline_rl.trajectories import Trajectories
 from primal_attention.tasks.task import Batch, Cases, Goal, Sizes, Task
 
