@@ -37,7 +37,8 @@ def test_it_holds_results_against_the_targets(results):
     result = primal("bench", "--results", results, "--check")
     assert result.exit_code == 0, result.output
     assert "static / projections N=1024 1.4 <= 1.5 met" in told(result)
-    assert "1 met, 0 missed" in told(result)
+    assert "eager wall / GPU N=1024 1.429 <= 1.5 met" in told(result)
+    assert "2 met, 0 missed" in told(result)
     assert "commits: abc" in told(result)
 
 
