@@ -3,11 +3,13 @@
 from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention
 from primal_attention.objectives import ksvd_loss, record_ksvd
 from primal_attention.patching import patch, plan, unpatch
+from primal_attention.theory import KernelSVD
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "ATTENTIONS",
+    "KernelSVD",
     "PrimalAttention",
     "build_attention",
     "ksvd_loss",

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     "primal_attention": [
         "ATTENTIONS",
+        "KernelSVD",
         "PrimalAttention",
         "build_attention",
         "ksvd_loss",
