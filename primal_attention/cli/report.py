@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from torch import Tensor
 
 from primal_attention.analysis.report import write_report
-from primal_attention.analysis.report.looks import Track
+from primal_attention.analysis.report.data import Track
 from primal_attention.cli.mistakes import naming
 
 if TYPE_CHECKING:
@@ -42,12 +42,14 @@ def register(program: "Typer") -> None:
 
 @contextmanager
 def _bar(console: Any) -> Iterator[Track]:
-    """A bar for each part of the work, gone when it is done."""
+    """Show a bar for each part of the work, or a line where there is no terminal."""
     from rich.progress import Progress
 
     with Progress(console=console, transient=True) as progress:
 
         def track(portions: Sequence[Tensor], what: str) -> Iterable[Tensor]:
+            if not console.is_terminal:
+                console.print(f"{what}, {len(portions)} batches", markup=False)
             return progress.track(portions, description=what)
 
         yield track

@@ -1,4 +1,4 @@
-"""A report of trained runs: one HTML page that needs nothing beside it."""
+"""A report of finished runs: one HTML page that needs nothing beside it."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 from torch import Tensor
 
 from primal_attention.analysis.report.comparison import comparison, names_of
-from primal_attention.analysis.report.html import Chapter, Html, page, paragraph
-from primal_attention.analysis.report.looks import Track, look
-from primal_attention.analysis.report.run import Run, printed, read_run
-from primal_attention.analysis.report.sections import Subject, headline, sections
+from primal_attention.analysis.report.data import FinishedRun, Track, examine, read_run
+from primal_attention.analysis.report.html import Chapter, page
+from primal_attention.analysis.report.sections import ReportedRun, headline, sections
 from primal_attention.atomic_files import write_text
+from primal_attention.training.tables import printed_in
 
 __all__ = ["report_page", "write_report"]
 
 
-def _untold(portions: Sequence[Tensor], what: str) -> Iterable[Tensor]:
+def _untracked(portions: Sequence[Tensor], what: str) -> Iterable[Tensor]:
     return portions
 
 
@@ -26,18 +26,18 @@ def write_report(
     data: Path | None = None,
     cases: int = 64,
     suite: Path = Path("reproduction"),
-    track: Track = _untold,
+    track: Track = _untracked,
 ) -> None:
     """Write the page of one run, or of several that are compared, in one step.
 
     Args:
-        directories: Of runs that are over.
+        directories: Directories of finished runs.
         out: The file.
-        data: Folder of the data; None: where the task finds them. Where they are not at hand the
-            page says so.
-        cases: Test cases whose attention is looked into; 0 leaves out all that needs data.
+        data: Folder of the data; None: where the task finds them. If they are not found, the page
+            says so.
+        cases: Test cases whose attention is analysed; 0 leaves out all that needs data.
         suite: Folder with the paper's tables.
-        track: Is handed the batches of all work that takes time.
+        track: Is given the batches of all work that takes time.
     """
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(f"out must be a file in a folder that exists, got {out}")
@@ -51,24 +51,22 @@ def report_page(
     data: Path | None = None,
     cases: int = 64,
     suite: Path = Path("reproduction"),
-    track: Track = _untold,
+    track: Track = _untracked,
 ) -> str:
-    """The page as text; arguments as of ``write_report``."""
+    """Return the page as text; arguments as of ``write_report``."""
     if cases < 0:
         raise ValueError(f"cases must not be negative, got {cases}")
     if data is not None and not data.is_dir():
         raise ValueError(f"data must be a folder that exists, got {data}")
-    runs = _read(directories)
-    names = names_of(runs)
-    subjects = [
-        Subject(name, run, look(run, data, cases, _named(track, name)), printed(run.recipe, suite))
-        for name, run in zip(names, runs, strict=True)
-    ]
-    return _page_of_one(subjects[0]) if len(subjects) == 1 else _page_of_many(subjects)
+    runs = _read(directories)  # all of them before any work that takes long
+    reported = []
+    for name, run in zip(names_of(runs), runs, strict=True):
+        findings = examine(run, data, cases, _named(track, name))
+        reported.append(ReportedRun(name, run, findings, printed_in(suite, run.recipe)))
+    return _page_of_one(reported[0]) if len(reported) == 1 else _page_of_many(reported)
 
 
-def _read(directories: Sequence[Path]) -> list[Run]:
-    """All runs, before any work that takes long."""
+def _read(directories: Sequence[Path]) -> list[FinishedRun]:
     if not directories:
         raise ValueError("directories must name at least one run, got none")
     places = [directory.resolve() for directory in directories]
@@ -82,19 +80,19 @@ def _named(track: Track, name: str) -> Track:
     return lambda portions, what: track(portions, f"{name}: {what}")
 
 
-def _page_of_one(subject: Subject) -> str:
-    recipe = subject.run.recipe
-    chapter = Chapter("run", subject.name, list(sections(subject, "")))
+def _page_of_one(reported: ReportedRun) -> str:
+    recipe = reported.run.recipe
+    chapter = Chapter("run", reported.name, list(sections(reported, "")))
     title = f"{recipe.task}, {recipe.model}"
     subtitle = f"{recipe.protocol} protocol, seed {recipe.seed}"
-    return page(title, subtitle, headline(subject), [chapter])
+    return page(title, subtitle, headline(reported), [chapter])
 
 
-def _page_of_many(subjects: Sequence[Subject]) -> str:
-    chapters = [Chapter("comparison", "Comparison", list(comparison(subjects)))]
-    for number, each in enumerate(subjects, 1):
+def _page_of_many(reported: Sequence[ReportedRun]) -> str:
+    chapters = [Chapter("comparison", "Comparison", list(comparison(reported)))]
+    for number, each in enumerate(reported, 1):
         anchor = f"run{number}"
         chapters.append(Chapter(anchor, each.name, list(sections(each, f"{anchor}-"))))
-    tasks = ", ".join(dict.fromkeys(each.run.recipe.task for each in subjects))
-    introduction: Html = paragraph("First all runs together, then each by itself.")
-    return page(tasks, f"{len(subjects)} runs", introduction, chapters)
+    tasks = ", ".join(dict.fromkeys(each.run.recipe.task for each in reported))
+    introduction = ["First all runs together, then each by itself."]
+    return page(tasks, f"{len(reported)} runs", introduction, chapters)

@@ -1,17 +1,17 @@
-"""What a report says of several runs together."""
+"""The part of a report that compares several runs."""
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
+from primal_attention.analysis.report.data import FinishedRun, settings
 from primal_attention.analysis.report.figures import draw_curves, draw_explained
-from primal_attention.analysis.report.html import Html, Picture, Section, figures, paragraph, table
-from primal_attention.analysis.report.run import Run, settings
-from primal_attention.analysis.report.sections import Subject, curve_of
+from primal_attention.analysis.report.html import Beside, Block, DataTable, Illustration, Section
+from primal_attention.analysis.report.sections import ReportedRun, curve_of
 from primal_attention.training.intervals import estimate
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
+def names_of(runs: Sequence[FinishedRun]) -> list[str]:
     """Names that tell the runs apart: the model, and what else differs."""
     columns = [
         [run.recipe.task for run in runs],
@@ -21,44 +21,42 @@ def names_of(runs: Sequence[Run]) -> list[str]:
     differing = [column for column in columns if len(set(column)) > 1]
     parts = zip([run.recipe.model for run in runs], *differing, strict=True)
     names = [", ".join(each) for each in parts]
-    if len(set(names)) == len(names):
-        return names
-    numbered = [f"{name}, run {place}" for place, name in enumerate(names, 1)]
     return [
-        long if names.count(name) > 1 else name for long, name in zip(numbered, names, strict=True)
+        f"{name}, run {place}" if names.count(name) > 1 else name
+        for place, name in enumerate(names, 1)
     ]
 
 
-def comparison(subjects: Sequence[Subject]) -> Iterator[Section]:
+def comparison(reported: Sequence[ReportedRun]) -> Iterator[Section]:
     """Tables of all runs, and their curves over each other."""
-    yield Section("runs", "Results", _results(subjects))
-    if seeds := _over_seeds(subjects):
-        columns = ("runs", "test metric, mean ± 95 % interval (seeds)")
-        yield Section("seeds", "Over seeds", table(columns, seeds, caption="The same but the seed"))
-    groups = _by_task(subjects)
-    for number, (task, members) in enumerate(groups.items()):
-        title = "Learning curves" if len(groups) == 1 else f"Learning curves of {task}"
-        yield Section(f"curves{number or ''}", title, figures(_curves(members)))
-    yield Section("spectra", "Attention spectra", _spectra(subjects))
-    yield Section("differences", "Settings that differ", _differences(subjects))
-
-
-def _results(subjects: Sequence[Subject]) -> Html:
     columns = ("run", "task", "protocol", "test metric", "value", "the paper", "chosen by", "best")
     more = ("parameters", "steps", "time", "device")
-    rows = (_result(each) for each in subjects)
-    return table((*columns, *more), rows, caption="What came of each run")
+    rows = [_result(each) for each in reported]
+    results = DataTable((*columns, *more), rows, "What came of each run")
+    yield Section("runs", "Results", [results])
+    if seeds := _over_seeds(reported):
+        heads = ("runs", "test metric, mean ± 95 % interval (seeds)")
+        table = DataTable(heads, seeds, "The same but the seed")
+        yield Section("seeds", "Over seeds", [table])
+    by_task: dict[str, list[ReportedRun]] = defaultdict(list)
+    for each in reported:
+        by_task[each.run.recipe.task].append(each)
+    for number, (task, members) in enumerate(by_task.items()):
+        title = "Learning curves" if len(by_task) == 1 else f"Learning curves of {task}"
+        yield Section(f"curves{number or ''}", title, [Beside(list(_curves(members)))])
+    yield Section("spectra", "Attention spectra", [_spectra(reported)])
+    yield Section("differences", "Settings that differ", [_differences(reported)])
 
 
-def _result(subject: Subject) -> tuple[str, ...]:
-    run, outcome = subject.run, subject.run.outcome
+def _result(reported: ReportedRun) -> tuple[str, ...]:
+    run, outcome = reported.run, reported.run.outcome
     return (
-        subject.name,
+        reported.name,
         run.recipe.task,
         run.recipe.protocol,
         outcome.metric,
         f"{outcome.value:.4g}",
-        "-" if subject.printed is None else f"{subject.printed.number:g}",
+        "-" if reported.printed is None else f"{reported.printed[0]:g}",
         f"{run.chooser}, {outcome.valid:.4g}",
         f"{run.unit} {run.best_round[run.unit]:g}",
         f"{run.num_parameters:,}",
@@ -68,31 +66,23 @@ def _result(subject: Subject) -> tuple[str, ...]:
     )
 
 
-def _over_seeds(subjects: Sequence[Subject]) -> list[tuple[str, str]]:
-    groups: dict[str, list[Subject]] = defaultdict(list)
-    for each in subjects:
+def _over_seeds(reported: Sequence[ReportedRun]) -> list[tuple[str, str]]:
+    groups: dict[str, list[ReportedRun]] = defaultdict(list)
+    for each in reported:
         values = settings(each.run.recipe) | {"seed": ""}
         groups[json.dumps(values, sort_keys=True)].append(each)
     return [
-        (", ".join(each.name for each in group), str(estimate([_value(each) for each in group])))
+        (
+            ", ".join(each.name for each in group),
+            str(estimate([each.run.outcome.value for each in group])),
+        )
         for group in groups.values()
         if len(group) > 1
     ]
 
 
-def _value(subject: Subject) -> float:
-    return subject.run.outcome.value
-
-
-def _by_task(subjects: Sequence[Subject]) -> Mapping[str, list[Subject]]:
-    groups: dict[str, list[Subject]] = defaultdict(list)
-    for each in subjects:
-        groups[each.run.recipe.task].append(each)
-    return groups
-
-
-def _curves(members: Sequence[Subject]) -> Iterator[tuple[Picture, str]]:
-    """Runs of one task; in steps where one of them is counted in steps."""
+def _curves(members: Sequence[ReportedRun]) -> Iterator[Illustration]:
+    """Draw runs of one task; in steps where one of them is counted in steps."""
     unit = "step" if any(each.run.unit == "step" for each in members) else "epoch"
     metric = members[0].run.outcome.metric
     columns = {
@@ -102,30 +92,32 @@ def _curves(members: Sequence[Subject]) -> Iterator[tuple[Picture, str]]:
     }
     for column, caption in columns.items():
         curves = [curve_of(each.run, column, each.name, unit) for each in members]
-        yield draw_curves(curves, unit, column.replace("_", " ")), caption
+        yield Illustration(draw_curves(curves, unit, column.replace("_", " ")), caption)
 
 
-def _spectra(subjects: Sequence[Subject]) -> Html:
-    measured = {each.name: each.looks.spectrum for each in subjects if each.looks.spectrum}
+def _spectra(reported: Sequence[ReportedRun]) -> Block:
+    found = {each.name: each.findings.spectrum for each in reported}
+    measured = {name: each for name, each in found.items() if not isinstance(each, str)}
     if not measured:
-        reasons = (f"{each.name}: {each.looks.reason('spectrum')}" for each in subjects)
-        return paragraph(f"Left out. {'; '.join(reasons)}.")
-    drawn = [
-        (
-            draw_explained({name: each.layers[place] for name, each in measured.items()}, title),
-            f"Explained variance of the {title} of each run, on test cases.",
-        )
-        for place, title in ((0, "first layer"), (-1, "last layer"))
-    ]
-    return figures(drawn)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
+        return f"Left out. {reasons}."
+    return Beside(
+        [
+            Illustration(
+                draw_explained({n: each.layers[place] for n, each in measured.items()}, title),
+                f"Explained variance of the {title} of each run, on test cases.",
+            )
+            for place, title in ((0, "first layer"), (-1, "last layer"))
+        ]
+    )
 
 
-def _differences(subjects: Sequence[Subject]) -> Html:
-    every = [settings(each.run.recipe) for each in subjects]
+def _differences(reported: Sequence[ReportedRun]) -> Block:
+    every = [settings(each.run.recipe) for each in reported]
     names = list(dict.fromkeys(name for each in every for name in each))
     rows = [(name, *(each.get(name, "default") for each in every)) for name in names]
     differing = [row for row in rows if len(set(row[1:])) > 1]
     if not differing:
-        return paragraph("None.")
-    columns = ("setting", *(each.name for each in subjects))
-    return table(columns, differing, caption="Settings in which the runs differ")
+        return "None."
+    columns = ("setting", *(each.name for each in reported))
+    return DataTable(columns, differing, "Settings in which the runs differ")
