@@ -208,7 +208,7 @@ def test_what_is_in_the_wheel(wheel):
     assert not [name for name in names if re.search(r"(^|/)(tests?/|test_|conftest)", name)]
     assert not [name for name in names if name.endswith((".pyc", ".csv", ".png", ".pt"))]
     for source in (ROOT / "primal_attention").rglob("*"):
-        if source.suffix == ".py":
+        if source.suffix in (".py", ".html"):
             assert str(source.relative_to(ROOT)) in names, "a source is missing"
     assert "License-Expression: MIT" in metadata
     required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, flags=re.MULTILINE)
