@@ -17,8 +17,8 @@ from primal_attention import build_attention
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.tasks import Cases, Sizes
-from primal_attention.tasks.lra.byte_tokens import byte_tokens
-from primal_attention.tasks.lra.cache import PartSizes, Prepared, write_prepared
+from primal_attention.tasks.lra import LRA, PartSizes, Prepared
+from primal_attention.tasks.lra.texts import byte_tokens
 from primal_attention.training import DOMAINS, build_model, find_recipe
 from primal_attention.training.results import key_of, read_rows
 
@@ -253,7 +253,7 @@ def test_counting_tells_reviews_that_share_a_word_from_others(tmp_path, monkeypa
         same[order].astype(np.uint8),
         rng.permuted(pairs[order], axis=1).astype(np.int32),
     )
-    write_prepared(tmp_path / "retrieval-imdb.npz", made)
+    LRA.write(tmp_path / "retrieval-imdb.npz", made)
     module = load(ROOT / "primal_attention/table2_lra/baselines.py")
     out = tmp_path / "rows.csv"
     monkeypatch.setattr(sys, "argv", ["", "--data", str(tmp_path), "--out", str(out)])

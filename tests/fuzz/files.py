@@ -54,10 +54,10 @@ from primal_attention.tasks import (  # noqa: E402
     rl_task,
     uea_task,
 )
-from primal_attention.tasks.lra import PartSizes, Prepared, write_prepared  # noqa: E402
+from primal_attention.tasks.lra import LRA, PartSizes, Prepared  # noqa: E402
 from primal_attention.tasks.lra.chunks import made_in_chunks  # noqa: E402
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder  # noqa: E402
-from primal_attention.tasks.lra.retrieval_imdb import read_retrieval_imdb  # noqa: E402
+from primal_attention.tasks.lra.texts import read_retrieval_imdb  # noqa: E402
 from primal_attention.tasks.offline_rl import RL  # noqa: E402
 from primal_attention.tasks.offline_rl.environments import make_environment  # noqa: E402
 from primal_attention.tasks.offline_rl.hdf5_files import write_minari  # noqa: E402
@@ -113,7 +113,7 @@ def _lra(name: str, *, pairs: bool, symbols: int, classes: int) -> Callable[[Pat
         targets = rng.integers(classes, size=20, dtype=np.uint8)
         both = rng.integers(20, size=(20, 2), dtype=np.int32) if pairs else None
         prepared = Prepared(name, PartSizes(12, 4, 4), tokens, targets, both)
-        write_prepared(folder / f"{name}.npz", prepared)
+        LRA.write(folder / f"{name}.npz", prepared)
 
     return make
 

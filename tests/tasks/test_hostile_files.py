@@ -12,7 +12,7 @@ from PIL import Image
 
 from primal_attention.tasks import images_task, load_uea, lra_task, series_task, uea_task
 from primal_attention.tasks.images import find_images
-from primal_attention.tasks.lra import PartSizes, Prepared, write_prepared
+from primal_attention.tasks.lra import LRA, PartSizes, Prepared
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
 from primal_attention.tasks.offline_rl import load_rl
 from primal_attention.tasks.offline_rl.environments import make_environment
@@ -272,10 +272,10 @@ def test_symbols_that_are_not_of_the_task_are_named(tmp_path):
         Prepared("listops", sizes, tokens, targets + 10),
         Prepared("listops", PartSizes(0, 3, 1), tokens, targets),
     ):
-        write_prepared(path, changed)
+        LRA.write(path, changed)
         with pytest.raises(ValueError, match=rf"^{path} is not a file of 'listops'.*anew$"):
             lra_task("listops", folder=tmp_path)
-    write_prepared(path, Prepared("listops", sizes, tokens, targets))
+    LRA.write(path, Prepared("listops", sizes, tokens, targets))
     assert torch.equal(lra_task("listops", folder=tmp_path).test.target, torch.zeros(1).long())
 
 

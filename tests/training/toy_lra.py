@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from primal_attention.tasks.lra import PartSizes, Prepared, write_prepared
+from primal_attention.tasks.lra import LRA, PartSizes, Prepared
 from primal_attention.training import find_recipe
 
 N = 23
@@ -18,7 +18,7 @@ def write_listops(folder, sizes=(49, 31, 29)):
     prepared = Prepared(
         "listops", PartSizes(*sizes), tokens.astype(np.uint8), targets.astype(np.uint8)
     )
-    write_prepared(folder / "listops.npz", prepared)
+    LRA.write(folder / "listops.npz", prepared)
 
 
 def write_pairs(folder, sizes=(47, 31, 29)):
@@ -30,7 +30,7 @@ def write_pairs(folder, sizes=(47, 31, 29)):
     pairs = rng.integers(17, size=(sum(sizes), 2)).astype(np.int32)
     same = letters[pairs[:, 0]] == letters[pairs[:, 1]]
     prepared = Prepared("retrieval-imdb", PartSizes(*sizes), tokens, same.astype(np.uint8), pairs)
-    write_prepared(folder / "retrieval-imdb.npz", prepared)
+    LRA.write(folder / "retrieval-imdb.npz", prepared)
 
 
 def small_recipe(name="listops", model="primalformer", protocol="paper", *settings):

@@ -1,14 +1,14 @@
 """The Long Range Arena: its tasks, generators and prepared files."""
 
-from primal_attention.tasks.lra.cache import PartSizes, Prepared, read_prepared, write_prepared
 from primal_attention.tasks.lra.listops import ListOpsSettings, make_trees
-from primal_attention.tasks.lra.pathfinder import Scene, draw_scene
-from primal_attention.tasks.lra.pathfinder_settings import PATHFINDERS, PathfinderSettings
-from primal_attention.tasks.lra.protocol import LRA_PROTOCOLS, LraProtocol
-from primal_attention.tasks.lra.sources import LRA_TASKS, find_lra, load_lra, prepare_lra
-from primal_attention.tasks.lra.task import lra_task
+from primal_attention.tasks.lra.pathfinder import PATHFINDERS, PathfinderSettings, Scene, draw_scene
+from primal_attention.tasks.lra.prepared import PartSizes, Prepared
+from primal_attention.tasks.lra.sets import LRA, LRA_TASKS, find_lra, load_lra, prepare_lra
+from primal_attention.tasks.lra.task import HELD_OUT, LRA_PROTOCOLS, LraProtocol, lra_task
 
 __all__ = [
+    "HELD_OUT",
+    "LRA",
     "LRA_PROTOCOLS",
     "LRA_TASKS",
     "PATHFINDERS",
@@ -24,6 +24,4 @@ __all__ = [
     "lra_task",
     "make_trees",
     "prepare_lra",
-    "read_prepared",
-    "write_prepared",
 ]

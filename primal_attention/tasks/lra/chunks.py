@@ -18,6 +18,8 @@ Arrays: TypeAlias = Sequence[NDArray[Any]]
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
+InChunks: TypeAlias = Callable[..., Iterator[list[NDArray[Any]]]]
+"""``made_in_chunks`` that knows its folder and workers: takes make, num_chunks and shapes."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -33,7 +35,7 @@ def made_in_chunks(
     workers: int = 1,
     progress: Progress = no_progress,
 ) -> Iterator[list[NDArray[Any]]]:
-    """What ``make`` returns for each chunk, in order, whatever the number of workers.
+    """Yield what ``make`` returns for each chunk, in order, for any number of workers.
 
     Args:
         make: Of the index of a chunk; it can be pickled, and depends on nothing else.

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from primal_attention.array_files import read_array
 from primal_attention.foreign_files import read_bytes, reading, reason
-from primal_attention.tasks.lra.cache import PartSizes, Prepared
-from primal_attention.tasks.lra.chunks import Arrays, Progress, made_in_chunks, no_progress
-from primal_attention.tasks.lra.pathfinder import draw_images
-from primal_attention.tasks.lra.pathfinder_settings import PATHFINDERS, PathfinderSettings
+from primal_attention.tasks.lra.chunks import Arrays, InChunks
+from primal_attention.tasks.lra.pathfinder import PATHFINDERS, PathfinderSettings, draw_images
+from primal_attention.tasks.lra.prepared import PartSizes, Prepared
 
 SIZES = PartSizes(160_000, 20_000, 20_000)
 CHUNK = 500
@@ -27,30 +26,20 @@ MOST = 2**24  # bytes of an image or of a list of a thousand
 
 
 def generate_pathfinder(
-    name: str,
-    folder: Path,
-    *,
-    sizes: PartSizes = SIZES,
-    seed: int = 0,
-    workers: int = 1,
-    progress: Progress = no_progress,
+    name: str, in_chunks: InChunks, *, sizes: PartSizes = SIZES, seed: int = 0
 ) -> Prepared:
-    """Images of ``PATHFINDERS[name]``; the same for any number of workers.
+    """Generate images of ``PATHFINDERS[name]``.
 
     Args:
         name: Of the task.
-        folder: For chunks that are done, until all are.
+        in_chunks: Runs the work; see ``made_in_chunks``.
         sizes: Of the parts.
         seed: Of the images.
-        workers: Processes to share the work.
-        progress: Called with chunks done and chunks in all.
     """
     settings, num = PATHFINDERS[name], sum(sizes)
     make = partial(_chunk, settings, seed, CHUNK)
     shapes = (CHUNK, settings.size**2), (CHUNK,)
-    chunks = made_in_chunks(
-        make, -(-num // CHUNK), folder, shapes=shapes, workers=workers, progress=progress
-    )
+    chunks = in_chunks(make, -(-num // CHUNK), shapes=shapes)
     tokens = np.empty((num, settings.size**2), dtype=np.uint8)
     labels = np.empty(num, dtype=np.uint8)
     for i, (some_tokens, some_labels) in enumerate(chunks):
@@ -66,7 +55,7 @@ def _chunk(settings: PathfinderSettings, seed: int, size: int, index: int) -> Ar
 
 
 def released_folder(name: str) -> str:
-    """Where the release has the images of a task."""
+    """Return where the release has the images of a task."""
     settings = PATHFINDERS[name]
     length = settings.contour_length
     level = "curv_baseline" if length == 6 else f"curv_contour_length_{length}"
@@ -74,7 +63,7 @@ def released_folder(name: str) -> str:
 
 
 def read_pathfinder(name: str, folder: Path, *, seed: int = 0) -> Prepared:
-    """The images of a folder of the release, shuffled, in parts of 80, 10 and 10 %.
+    """Read the images of a folder of the release, shuffled, in parts of 80, 10 and 10 %.
 
     Args:
         name: Of the task.
@@ -101,7 +90,7 @@ def read_pathfinder(name: str, folder: Path, *, seed: int = 0) -> Prepared:
 
 
 def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, bytes, int]]:
-    """The file, its content and the label of each image of a list."""
+    """Yield the file, its content and the label of each image of a list."""
     for number, row in enumerate(_rows(path), start=1):
         if len(row) < 4 or row[3] not in ("0", "1"):
             found = str(row[:4])[:100]
@@ -125,7 +114,7 @@ def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, bytes, int]]:
 
 
 def _rows(path: Path) -> list[list[str]]:
-    """The rows of a list: plain text in the release, an array where the generator wrote it."""
+    """Read the rows of a list: plain text in the release, an array where the generator wrote it."""
     kind = "a list of images, neither as text nor as an array"
     with reading(path, kind, "get the whole archive anew"):
         content = read_bytes(path, MOST)
@@ -139,7 +128,7 @@ def _rows(path: Path) -> list[list[str]]:
 
 
 def _pixels(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:
-    """The grey levels of a PNG, row after row."""
+    """Read the grey levels of a PNG, row after row."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -3,6 +3,7 @@
 Letters: B cases, N tokens.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from primal_attention.foreign_files import reading
-from primal_attention.tasks.lra.cache import Prepared
-from primal_attention.tasks.lra.image import CLASSES
-from primal_attention.tasks.lra.pathfinder_settings import PATHFINDERS
-from primal_attention.tasks.lra.protocol import LRA_PROTOCOLS, LraProtocol
-from primal_attention.tasks.lra.sources import find_lra, load_lra
+from primal_attention.tasks.lra.cifar import CLASSES
+from primal_attention.tasks.lra.pathfinder import PATHFINDERS
+from primal_attention.tasks.lra.prepared import Prepared
+from primal_attention.tasks.lra.sets import find_lra, load_lra
 from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.task import CLASSIFICATION, Cases, Sizes, Task
 
@@ -35,10 +35,37 @@ HELD_OUT = 0.1  # of the training cases of Text
 Indices = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class LraProtocol:
+    """How cases are read; the last line is for the model to follow.
+
+    Attributes:
+        zero_is_padding: A token 0 is masked whatever it is. In Image and Pathfinder it is a black
+            pixel, so most of a Pathfinder image is masked. Otherwise images have no mask.
+        text_validates_on_test: Text is selected on its test cases; otherwise on a stratified tenth
+            of the training cases, which is held out. Every other task has cases of its own.
+        pool_over_padding: The mean over the outputs of a sequence divides their sum, zero at
+            padding, by the padded length; otherwise by the number of real tokens.
+    """
+
+    zero_is_padding: bool
+    text_validates_on_test: bool
+    pool_over_padding: bool
+
+
+LRA_PROTOCOLS: dict[str, LraProtocol] = {
+    "paper": LraProtocol(zero_is_padding=True, text_validates_on_test=True, pool_over_padding=True),
+    "clean": LraProtocol(
+        zero_is_padding=False, text_validates_on_test=False, pool_over_padding=False
+    ),
+}
+"""``paper``: as released by the authors and by Nyströmformer before them."""
+
+
 def lra_task(
     name: str, *, folder: Path | None = None, protocol: str = "paper", seed: int = 0
 ) -> Task:
-    """A task of the arena; its tokens are uint8, as many as a padded sequence has.
+    """Make a task of the arena; its tokens are uint8, as many as a padded sequence has.
 
     A model is called with ``x`` [B, N] and ``token_mask`` [B, N]; for pairs with ``a``, ``b``,
     ``mask_a`` and ``mask_b``. Under the clean protocol images come without a mask.
@@ -61,11 +88,7 @@ def lra_task(
     return Task(
         f"lra/{name}",
         CLASSIFICATION,
-        Sizes(
-            prepared.tokens.shape[1],
-            len(LABELS[name]),
-            vocab_size=vocab_size,
-        ),
+        Sizes(prepared.tokens.shape[1], len(LABELS[name]), vocab_size=vocab_size),
         train=_cases(prepared, train, rules),
         valid=test_cases if valid is test else _cases(prepared, valid, rules),
         test=test_cases,
@@ -85,7 +108,7 @@ def _check_symbols(prepared: Prepared, num_classes: int, vocab_size: int) -> Non
 
 
 def _parts(prepared: Prepared, rules: LraProtocol, seed: int) -> tuple[Indices, Indices, Indices]:
-    """The indices of the cases of each part."""
+    """Return the indices of the cases of each part."""
     ends = np.cumsum(prepared.sizes)
     train, valid, test = np.split(np.arange(ends[-1]), ends[:-1])
     if len(valid):
@@ -97,7 +120,6 @@ def _parts(prepared: Prepared, rules: LraProtocol, seed: int) -> tuple[Indices, 
 
 
 def _cases(prepared: Prepared, indices: Indices, rules: LraProtocol) -> Cases:
-    """The cases of those indices, as a model is called with them."""
     target = torch.from_numpy(prepared.targets[indices].astype(np.int64))
     has_mask = rules.zero_is_padding or prepared.task not in IMAGES
     if prepared.pairs is None:
@@ -113,12 +135,11 @@ def _cases(prepared: Prepared, indices: Indices, rules: LraProtocol) -> Cases:
 def _sequence(
     prepared: Prepared, rows: NDArray[np.integer], name: str, mask: str, has_mask: bool
 ) -> dict[str, Tensor]:
-    """The tokens of those rows and, where there is one, their mask."""
     tokens = torch.from_numpy(np.asarray(prepared.tokens)[_as_slice(rows)])
     return {name: tokens, mask: tokens != 0} if has_mask else {name: tokens}
 
 
 def _as_slice(rows: NDArray[np.integer]) -> slice | NDArray[np.integer]:
-    """Rows that follow each other as a slice, which copies nothing of a mapped file."""
+    """Turn rows that follow each other into a slice, which copies nothing of a mapped file."""
     in_order = len(rows) > 0 and bool((np.diff(rows) == 1).all())
     return slice(int(rows[0]), int(rows[-1]) + 1) if in_order else rows

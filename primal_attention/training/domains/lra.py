@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from primal_attention.models.stacks import mechanism_of
 from primal_attention.tasks import Task
 from primal_attention.tasks.lra import (
+    HELD_OUT,
     LRA_PROTOCOLS,
     LRA_TASKS,
     PATHFINDERS,
@@ -16,7 +17,6 @@ from primal_attention.tasks.lra import (
     lra_task,
     prepare_lra,
 )
-from primal_attention.tasks.lra.task import HELD_OUT
 from primal_attention.training.domains.directions import Directions, with_directions
 from primal_attention.training.domains.domain import Domain
 from primal_attention.training.recipe import Recipe, nearest

@@ -3,7 +3,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from primal_attention.tasks.lra import PartSizes, Prepared, read_prepared, write_prepared
+from primal_attention.tasks.lra import LRA, PartSizes, Prepared
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def prepared():
 
 @pytest.fixture
 def path(tmp_path, prepared):
-    write_prepared(tmp_path / "a" / "retrieval.npz", prepared)
+    LRA.write(tmp_path / "a" / "retrieval.npz", prepared)
     return tmp_path / "a" / "retrieval.npz"
 
 
 def test_what_is_read_is_what_was_written(path, prepared):
-    again = read_prepared(path, "retrieval")
+    again = LRA.read(path, "retrieval")
     assert (again.task, again.sizes, again.facts) == ("retrieval", (3, 2, 2), prepared.facts)
     for name in ("tokens", "targets", "pairs"):
         ours, theirs = getattr(again, name), getattr(prepared, name)
@@ -36,7 +36,7 @@ def test_what_is_read_is_what_was_written(path, prepared):
 
 def test_changes_are_not_written_back(path):
     before = path.read_bytes()
-    read_prepared(path, "retrieval").tokens[:] = 0
+    LRA.read(path, "retrieval").tokens[:] = 0
     assert path.read_bytes() == before
 
 
@@ -49,23 +49,23 @@ def test_a_changed_byte_is_seen(path, prepared, at):
     content[content.index(pattern)] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"retrieval\.npz is not a whole prepared .* delete it"):
-        read_prepared(path, "retrieval")
+        LRA.read(path, "retrieval")
 
 
 @pytest.mark.parametrize("length", [0, 100, 400, -1])
 def test_a_truncated_file_is_seen(path, length):
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match=r"not a whole prepared file.*prepare_lra\('retrieval'"):
-        read_prepared(path, "retrieval")
+        LRA.read(path, "retrieval")
 
 
 def test_a_foreign_file_is_seen(path):
     np.savez(path, tokens=np.zeros((2, 3), np.uint8))
     with pytest.raises(ValueError, match="about"):
-        read_prepared(path, "retrieval")
+        LRA.read(path, "retrieval")
     np.savez(path, about=np.array('{"format": "other"}'))
     with pytest.raises(ValueError, match="its format is 'other'"):
-        read_prepared(path, "retrieval")
+        LRA.read(path, "retrieval")
 
 
 def test_a_compressed_file_is_seen(path):
@@ -73,12 +73,12 @@ def test_a_compressed_file_is_seen(path):
         content = dict(arrays)
     np.savez_compressed(path, **content)
     with pytest.raises(ValueError, match="compressed"):
-        read_prepared(path, "retrieval")
+        LRA.read(path, "retrieval")
 
 
 def test_the_file_of_another_task_is_seen(path):
     with pytest.raises(ValueError, match="it holds the task 'retrieval'"):
-        read_prepared(path, "text")
+        LRA.read(path, "text")
 
 
 def test_an_interrupted_write_leaves_what_was_there(path, prepared, monkeypatch):
@@ -90,7 +90,7 @@ def test_an_interrupted_write_leaves_what_was_there(path, prepared, monkeypatch)
 
     monkeypatch.setattr(np, "savez", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_prepared(path, prepared)
+        LRA.write(path, prepared)
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == ["retrieval.npz"]
 

@@ -7,7 +7,7 @@ from primal_attention.tasks.lra import (
     LRA_TASKS,
     PartSizes,
     chunks,
-    listops_files,
+    listops,
     load_lra,
     pathfinder_files,
     prepare_lra,
@@ -46,7 +46,7 @@ def test_other_seed_other_bytes(tmp_path):
 
 
 def test_the_sizes_are_those_of_the_arena():
-    assert listops_files.SIZES == (96_000, 2_000, 2_000)
+    assert listops.SIZES == (96_000, 2_000, 2_000)
     assert pathfinder_files.SIZES == (160_000, 20_000, 20_000)
     assert "pathfinder128" in LRA_TASKS
 
@@ -85,9 +85,10 @@ def test_a_tree_that_is_drawn_twice_is_kept_once(tmp_path, monkeypatch):
         tokens[1, 0], tokens[2, :] = 15, 1
         return Trees(tokens, np.arange(3, dtype=np.uint8))
 
-    monkeypatch.setattr(listops_files, "make_trees", make)
-    monkeypatch.setattr(listops_files, "CHUNK", 3)
-    prepared = listops_files.generate_listops(tmp_path, sizes=PartSizes(4, 1, 1))
+    monkeypatch.setattr(listops, "make_trees", make)
+    monkeypatch.setattr(listops, "CHUNK", 3)
+    prepare_lra("listops", tmp_path, sizes=PartSizes(4, 1, 1))
+    prepared = load_lra("listops", tmp_path)
     assert len(np.unique(prepared.tokens, axis=0)) == 6
     assert prepared.targets.tolist() == [0, 1, 0, 1, 0, 1]
 

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from primal_attention.tasks.lra import PATHFINDERS, draw_scene
-from primal_attention.tasks.lra.pathfinder import draw_images
-from primal_attention.tasks.lra.pathfinder_paddles import grown, paddles
+from primal_attention.tasks.lra.pathfinder import draw_images, grown, paddles
 
 HARD = PATHFINDERS["pathfinder"]
 

@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 
 from primal_attention.tasks.lra import load_lra
-from primal_attention.tasks.lra.byte_tokens import byte_tokens
-from primal_attention.tasks.lra.image import grey, read_image
-from primal_attention.tasks.lra.imdb import read_text
-from primal_attention.tasks.lra.listops_files import read_listops
+from primal_attention.tasks.lra.cifar import grey, read_image
+from primal_attention.tasks.lra.listops import read_listops
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
-from primal_attention.tasks.lra.retrieval import read_retrieval
+from primal_attention.tasks.lra.texts import byte_tokens, read_retrieval, read_text
 
 from .toy_files import (
     BATCHES,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from primal_attention.tasks.lra import PartSizes
-from primal_attention.tasks.lra.retrieval_imdb import read_retrieval_imdb
+from primal_attention.tasks.lra.texts import read_retrieval_imdb
 
 from .toy_files import write_imdb
 

@@ -1,8 +1,12 @@
-"""The Python distribution of CIFAR-10, read without unpickling.
+"""Image classification pixel by pixel: grey CIFAR-10 (Krizhevsky, 2009), 1,024 tokens of 0 to 255.
 
-A batch is a pickle of protocol 2: a dictionary with ``data``, an array uint8 [B, 3072], and
-``labels``, a list of numbers. A pickle is a program whose words can call any function; here the
-few words that such a batch is made of are followed, and none of them calls anything.
+Read from the binary distribution (``cifar-10-batches-bin``), the Python one
+(``cifar-10-batches-py``) or an array of grey images (``cifar10_grey.npz``: x_train, y_train,
+x_test, y_test), all in the same order.
+
+A batch of the Python distribution is a pickle of protocol 2: a dictionary with ``data``, an array
+uint8 [B, 3072], and ``labels``, a list of numbers. A pickle is a program whose words can call any
+function; here the few words that such a batch is made of are followed, and none calls anything.
 """
 
 import io
@@ -11,12 +15,107 @@ import pickletools
 from collections.abc import Callable
 from enum import Enum
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_WORDS = 2**20  # a batch of 10,000 images has some 50,000
+from primal_attention.array_files import open_arrays
+from primal_attention.foreign_files import read_bytes, reading
+from primal_attention.tasks.lra.prepared import PartSizes, Prepared
+
+BINARY, PYTHON, GREY = "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10_grey.npz"
+BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+MOST = 2**26  # bytes of a file of one batch; a batch of 10,000 images takes 31 million
+VALID = 0.1  # the last tenth of the training images
+CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+_MOST_WORDS = 2**20  # of a pickle; a batch of 10,000 images has some 50,000
+_MARK = object()
+_BYTES_STATE = (3, "|", None, None, None, -1, -1, 0)
+
+
+class Pictures(NamedTuple):
+    """Grey images as rows of pixels, and their classes."""
+
+    pixels: NDArray[np.uint8]  # [B, 1024]
+    classes: NDArray[np.uint8]  # [B]
+
+
+def read_image(place: Path) -> Prepared:
+    """The images of any of the three distributions."""
+    if place.name == GREY:
+        train, test = _read_grey(place)
+    else:
+        suffix, read = (".bin", _read_binary) if place.name == BINARY else ("", _read_python)
+        batches = [read(place / f"{name}{suffix}") for name in BATCHES]
+        train, test = _joined(batches[:-1]), batches[-1]
+    num_valid = round(VALID * len(train.pixels))
+    sizes = PartSizes(len(train.pixels) - num_valid, num_valid, len(test.pixels))
+    both = _joined([train, test])
+    facts = {"read from": place.name}
+    return Prepared("image", sizes, both.pixels, both.classes, facts=facts)
+
+
+def grey(colour: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The luma of ITU-R 601 of images [B, 3072], which are red, then green, then blue."""
+    red, green, blue = colour.reshape(-1, 3, 1024).astype(np.uint32).transpose(1, 0, 2)
+    return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).astype(np.uint8)
+
+
+def _joined(parts: list[Pictures]) -> Pictures:
+    pixels, classes = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Pictures(pixels, classes)
+
+
+def _read_binary(path: Path) -> Pictures:
+    """A file of 3,073 bytes an image: its class, then its colours."""
+    content = np.frombuffer(read_bytes(path, MOST), dtype=np.uint8)
+    if not len(content) or len(content) % 3073:
+        raise ValueError(
+            f"{path} has {len(content)} bytes, not a multiple of 3,073; get the whole file anew"
+        )
+    rows = content.reshape(-1, 3073)
+    return _checked(path, grey(rows[:, 1:]), rows[:, 0])
+
+
+def _read_python(path: Path) -> Pictures:
+    """A dictionary with ``data`` [B, 3072] and ``labels``."""
+    with reading(path, "a batch of CIFAR-10", "get the whole file anew, or cifar-10-binary.tar.gz"):
+        batch = read_batch(read_bytes(path, MOST))
+        data, labels = batch.get("data"), batch.get("labels")
+        if not isinstance(data, Array) or data.values is None:
+            raise ValueError("it has no array data")
+        if data.values.ndim != 2 or data.values.shape[1] != 3072:
+            raise ValueError(f"data must be uint8 [images, 3072], got {list(data.values.shape)}")
+        if not isinstance(labels, list) or not all(type(each) is int for each in labels):
+            raise ValueError("it has no list of labels")
+        return _checked(path, grey(data.values), np.array(labels))
+
+
+def _read_grey(path: Path) -> tuple[Pictures, Pictures]:
+    kind = "a file of grey images with x_train, y_train, x_test and y_test"
+    with reading(path, kind, "get the whole file anew"), open_arrays(path) as arrays:
+        parts = [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")]
+        for x, y in parts:
+            if x.dtype != np.uint8 or x.shape[1:] != (32, 32) or y.dtype.kind not in "iu":
+                raise ValueError(
+                    f"images must be uint8 [B, 32, 32] with whole numbers, got {x.dtype} {x.shape} "
+                    f"with {y.dtype}"
+                )
+        train, test = (_checked(path, x.reshape(-1, 1024), y) for x, y in parts)
+    return train, test
+
+
+def _checked(path: Path, pixels: NDArray[np.uint8], classes: NDArray[Any]) -> Pictures:
+    """As many classes as images, from 0 to 9."""
+    found = classes.shape == (len(pixels),) and len(pixels) > 0
+    if not found or not ((classes >= 0) & (classes < len(CLASSES))).all():
+        raise ValueError(f"{path}: expected {len(pixels)} classes from 0 to 9; get the file anew")
+    return Pictures(pixels, classes.astype(np.uint8))
 
 
 class Name(Enum):
@@ -38,10 +137,6 @@ class Array:
         self.values: NDArray[np.uint8] | None = None
 
 
-_MARK = object()
-_BYTES_STATE = (3, "|", None, None, None, -1, -1, 0)
-
-
 def read_batch(content: bytes) -> dict[str, Any]:
     """The dictionary of a batch; texts are as in Latin 1.
 
@@ -50,8 +145,8 @@ def read_batch(content: bytes) -> dict[str, Any]:
     """
     reader = _Reader()
     for count, (word, value, _) in enumerate(pickletools.genops(io.BytesIO(content))):
-        if count > MOST_WORDS:
-            raise ValueError(f"it has more than {MOST_WORDS} words")
+        if count > _MOST_WORDS:
+            raise ValueError(f"it has more than {_MOST_WORDS} words")
         if word.name == "STOP":
             break
         reader.follow(word.name, value)

@@ -1,0 +1,196 @@
+"""Where the cases of a task come from: a prepared file, files as handed out, a generator.
+
+``<name>.npz`` in the folder comes first: an uncompressed file with the tokens of all sequences,
+which are mapped into memory, the target of each case, for tasks on pairs which two sequences a case
+is about, and how all of it was made, with a checksum. A distribution may lie in the folder itself
+or in the folder ``lra_release`` that the authors' archive unpacks to.
+"""
+
+import difflib
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from primal_attention.array_files import ArrayFile, write_arrays
+from primal_attention.tasks import reviews
+from primal_attention.tasks.lra import cifar, listops, pathfinder_files, texts
+from primal_attention.tasks.lra.chunks import Progress, made_in_chunks, no_progress
+from primal_attention.tasks.lra.pathfinder import PATHFINDERS
+from primal_attention.tasks.lra.prepared import PartSizes, Prepared
+from primal_attention.tasks.prepared import PreparedSets, check_sha256
+
+RELEASE = "the archive lra_release.gz of github.com/google-research/long-range-arena"
+CIFAR = "cifar-10-binary.tar.gz or cifar-10-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html"
+
+
+@dataclass(frozen=True)
+class Source:
+    """How to come by the cases of a task."""
+
+    places: tuple[str, ...]  # in the folder: the distribution, by the names it may have
+    probe: str  # what is in it, to know it by
+    origin: str  # where to get it
+    read: Callable[..., Prepared]  # of its place, and of a seed where it draws
+    generate: Callable[..., Prepared] | None = None
+    draws: bool = False  # whether reading draws at random
+
+
+def _pathfinder(name: str) -> Source:
+    return Source(
+        (pathfinder_files.released_folder(name),),
+        "metadata",
+        RELEASE,
+        partial(pathfinder_files.read_pathfinder, name),
+        partial(pathfinder_files.generate_pathfinder, name),
+        draws=True,
+    )
+
+
+_PICTURES = (cifar.BINARY, cifar.PYTHON, cifar.GREY, f"cifar10/{cifar.GREY}")
+_REVIEWS = (reviews.FOLDER, ".")
+SOURCES: dict[str, Source] = {
+    "listops": Source(
+        ("listops-1000", "."),
+        listops.FILES[0],
+        RELEASE,
+        listops.read_listops,
+        listops.generate_listops,
+    ),
+    "text": Source(_REVIEWS, "train/pos", reviews.ORIGIN, texts.read_text),
+    "retrieval": Source(("tsv_data", "."), texts.PAIR_FILES[0], RELEASE, texts.read_retrieval),
+    "retrieval-imdb": Source(
+        _REVIEWS, reviews.FILMS, reviews.ORIGIN, texts.read_retrieval_imdb, draws=True
+    ),
+    "image": Source(_PICTURES, "", CIFAR, cifar.read_image),
+    **{name: _pathfinder(name) for name in PATHFINDERS},
+}
+LRA_TASKS = tuple(SOURCES)
+
+
+class Arena(PreparedSets[Prepared]):
+    """The tasks of the arena; tokens stay in a prepared file until they are needed."""
+
+    domain, format = "lra", "primal-attention lra, version 1"
+    kind, remedy = "file of {name!r}", "prepare_lra({name!r}, ...)"
+
+    def prepare(
+        self,
+        name: str,
+        folder: Path | None = None,
+        out: Path | None = None,
+        *,
+        sizes: PartSizes | None = None,
+        seed: int = 0,
+        workers: int = 1,
+        progress: Progress = no_progress,
+    ) -> Path:
+        """Write a task to ``<out>/<name>.npz``: read from its files, or else generated.
+
+        Generating goes on where it was interrupted. The result depends on sizes and seed alone.
+
+        Args:
+            name: One of ``LRA_TASKS``.
+            folder: Where its files are, as for ``load_lra``; a prepared file there is not read.
+            out: Where to write; the folder by default.
+            sizes: Cases of the parts, of what is generated; by default those of the benchmark.
+            seed: Of what is drawn at random.
+            workers: Processes to generate with.
+            progress: Called with chunks done and chunks in all.
+        """
+        self.check_name(name)
+        source, place = SOURCES[name], self.find_files(name, folder)
+        path = self.target(name, folder, out)
+        if place is not None:
+            if sizes is not None:
+                raise ValueError(f"sizes: {name!r} is read from {place} as it is, got {sizes}")
+            self.write(path, source.read(place, **({"seed": seed} if source.draws else {})))
+        elif source.generate is not None:
+            options: dict[str, Any] = {"seed": seed}
+            options |= {} if sizes is None else {"sizes": PartSizes(*sizes)}
+            key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
+            chunks = path.parent / f".{name}.{key}.chunks"
+            run = partial(made_in_chunks, folder=chunks, workers=workers, progress=progress)
+            self.write(path, source.generate(run, **options))
+            shutil.rmtree(chunks)
+        else:
+            raise FileNotFoundError(self.advice(name, folder))
+        return path
+
+    def check_name(self, name: str) -> None:
+        """Raise unless it is one of ``LRA_TASKS``."""
+        if name not in SOURCES:
+            near = difflib.get_close_matches(name, LRA_TASKS) or LRA_TASKS
+            raise ValueError(f"name {name!r} is no task; did you mean one of {', '.join(near)}?")
+
+    def find_files(self, name: str, folder: Path | None) -> Path | None:
+        """Return where the files of a task lie as they are handed out."""
+        source = SOURCES[name]
+        roots = [
+            root / release
+            for root in self.folders(folder)
+            for release in (".", "lra_release", "lra_release/lra_release")
+        ]
+        places = [root / place for root in roots for place in source.places]
+        return next((place for place in places if (place / source.probe).exists()), None)
+
+    def read_files(self, name: str, place: Path) -> Prepared:
+        """Read a task as it is handed out."""
+        return SOURCES[name].read(place)
+
+    def write(self, path: Path, found: Prepared) -> None:
+        """Write a prepared file, which is there whole or not at all."""
+        write_arrays(path, self.pack(found))
+
+    def format_of(self, arrays: ArrayFile) -> Any:
+        """Return the format that a prepared file says it has."""
+        return json.loads(arrays.text("about")).get("format")
+
+    def pack(self, found: Prepared) -> dict[str, Any]:
+        """Return the arrays, after a description with the format and the checksum."""
+        about = {
+            "format": self.format,
+            "task": found.task,
+            "sizes": found.sizes,
+            "shape": found.tokens.shape,
+            "facts": found.facts,
+            "sha256": found.checksum(),
+        }
+        arrays = {"tokens": found.tokens, "targets": found.targets}
+        pairs = {} if found.pairs is None else {"pairs": found.pairs}
+        return {"about": np.array(json.dumps(about)), **arrays, **pairs}
+
+    def unpack(self, arrays: ArrayFile, path: Path, name: str) -> Prepared:
+        """Check and return the task."""
+        about = json.loads(arrays.text("about"))
+        found = Prepared(
+            about["task"],
+            PartSizes(*about["sizes"]),
+            arrays.mapped("tokens"),
+            arrays["targets"],
+            arrays.get("pairs"),
+            about["facts"],
+        )
+        if found.task != name:
+            raise ValueError(f"it holds the task {found.task!r}")
+        check_sha256(found.checksum(), about["sha256"])
+        return found
+
+    def advice(self, name: str, folder: Path | None) -> str:
+        """Say which files are needed, or how to generate them."""
+        source, folder = SOURCES[name], self.folders(folder)[0]
+        expected = " or ".join(str(Path(place) / source.probe) for place in source.places)
+        message = f"{name}: no data in {folder}. Put {expected} there, from {source.origin}"
+        if source.generate is not None:
+            return f"{message}; or generate it with prepare_lra({name!r}, out={str(folder)!r})"
+        return message + ("; or take 'retrieval-imdb'" if name == "retrieval" else "")
+
+
+LRA = Arena()
+find_lra, load_lra, prepare_lra = LRA.find, LRA.load, LRA.prepare
