@@ -15,6 +15,7 @@ PARTS = [
     "foreign_files",
     "array_files",
     "state_dicts",
+    "extras",
     "theory",
     "precision",
     "feature_maps",

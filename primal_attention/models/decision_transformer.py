@@ -13,13 +13,13 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from primal_attention.models.stacks import is_of_last_layer, mechanism_of
+from primal_attention.extras import needing
+from primal_attention.models.stacks import patch_host
 from primal_attention.patching.hosts.host import PatchedAttention
-from primal_attention.patching.patch import patch
 
 
 class Past(NamedTuple):
-    """What a model remembers of an episode."""
+    """The tokens and the action that a model remembers of an episode."""
 
     cache: Any  # of the tokens so far, up to the last state
     action: Tensor | None = None  # [B, A]: the last, which is not among them
@@ -67,13 +67,19 @@ class DecisionModel(nn.Module):
             padding = ~token_mask[..., None]
             states, actions = states.masked_fill(padding, 0), actions.masked_fill(padding, 0)
             returns_to_go = returns_to_go.masked_fill(padding, 0)
-        tokens = self._tokens(returns_to_go, states, actions, timesteps)
+        embedded = (
+            self.host.embed_return(returns_to_go),
+            self.host.embed_state(states),
+            self.host.embed_action(actions),
+        )
+        time = self.host.embed_timestep(timesteps)
+        tokens = torch.stack([each + time for each in embedded], dim=2)
         hidden = self._encode(rearrange(tokens, "b k three d -> b (k three) d"))
         found: Tensor = self.host.predict_action(hidden[:, 1::3])
         return found
 
     def begin(self) -> Past:
-        """Before the first state of episodes."""
+        """Start before the first state of episodes."""
         from transformers import DynamicCache
 
         return Past(DynamicCache())
@@ -98,20 +104,11 @@ class DecisionModel(nn.Module):
         action: Tensor = self.host.predict_action(hidden[:, -1])
         return action, Past(past.cache, action, past.step + 1)
 
-    def _tokens(
-        self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor
-    ) -> Tensor:
-        """The embedded tokens of each step, [B, K, 3, D]."""
-        host = self.host
-        parts = (host.embed_return(returns), host.embed_state(states), host.embed_action(actions))
-        time: Tensor = host.embed_timestep(timesteps)
-        return torch.stack(parts, dim=2) + time[:, :, None]
-
     def _encode(self, tokens: Tensor, cache: Any = None) -> Tensor:
-        """What the blocks make of embedded tokens [B, N, D] that follow those of the cache.
+        """Encode embedded tokens [B, N, D] that follow those of the cache.
 
-        They are called one by one. The encoder would make a mask of the positions, which are all 0,
-        as if each token were a sequence of its own, and would ask the device for it at each step.
+        The blocks are called one by one: the encoder would make a mask of the positions, which are
+        all 0, as if each token were a sequence of its own, and would synchronise at each step.
         """
         encoder = self.host.encoder
         mask = _causal_mask(tokens, 0 if cache is None else cache.get_seq_length())
@@ -129,7 +126,7 @@ class DecisionModel(nn.Module):
 
 
 def _causal_mask(tokens: Tensor, num_before: int) -> Tensor:
-    """What the host adds to its scores: each new token sees those before it, and itself."""
+    """The additive mask of the host: each new token sees those before it, and itself."""
     num_new = tokens.shape[1]
     hidden = torch.full(
         (num_new, num_before + num_new), -torch.inf, dtype=tokens.dtype, device=tokens.device
@@ -138,7 +135,7 @@ def _causal_mask(tokens: Tensor, num_before: int) -> Tensor:
 
 
 def keep_episodes(past: Past, kept: Tensor) -> Past:
-    """The past of some of the episodes."""
+    """Select the past of some of the episodes."""
     past.cache.batch_select_indices(kept)
     return past._replace(action=None if past.action is None else past.action[kept])
 
@@ -153,34 +150,19 @@ def build_decision(
     max_steps: int,
     options: Mapping[str, Any],
 ) -> DecisionModel:
-    """A Decision Transformer with the attentions of a model.
+    """Build a Decision Transformer with the attentions of a model.
 
     Args:
-        model: One of ``MODELS`` with a causal form: ``softmax`` as it comes, ``primal_plus`` with
-            Primal-Attention in the last layer, else the mechanism in all layers.
+        model: One of ``MODELS`` with a causal form.
         state_dim: Numbers S of a state.
         action_dim: Numbers A of an action.
         sizes: ``dim``, ``num_layers``, ``num_heads``, ``ffn_dim`` and ``num_tokens``.
         dropout: Everywhere.
-        max_steps: Of an episode.
+        max_steps: The longest episode.
         options: Of the mechanism.
     """
-    host = _host(state_dim, action_dim, sizes, dropout, max_steps)
-    mechanism = mechanism_of(model)
-    if model == "softmax" and not options:
-        return DecisionModel(host)
-    layers: Any = -1 if is_of_last_layer(model) else "all"
-    return DecisionModel(patch(host, mechanism, layers, **options))
-
-
-def _host(
-    state_dim: int, action_dim: int, sizes: Mapping[str, int], dropout: float, max_steps: int
-) -> Any:
-    try:
+    with needing("a Decision Transformer needs transformers", "patch"):
         from transformers import DecisionTransformerConfig, DecisionTransformerModel
-    except ModuleNotFoundError as error:
-        message = "a Decision Transformer needs transformers: pip install 'primal-attention[patch]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
     config = DecisionTransformerConfig(
         state_dim=state_dim,
         act_dim=action_dim,
@@ -197,4 +179,5 @@ def _host(
         bos_token_id=None,
         eos_token_id=None,
     )
-    return DecisionTransformerModel(config)  # type: ignore[no-untyped-call]
+    host = DecisionTransformerModel(config)  # type: ignore[no-untyped-call]
+    return DecisionModel(patch_host(host, model, options))

@@ -15,12 +15,13 @@ from primal_attention.attention.base.masks import check_mask
 from primal_attention.attention.base.validation import check_probabilities, check_sizes
 from primal_attention.models.embedding import check_symbols
 from primal_attention.models.encoder import Encoder
-from primal_attention.models.positions import sinusoids
 from primal_attention.ops.causal import token_counts
+
+_LONGEST_WAVE = 10_000.0  # in units of 2 pi tokens
 
 
 class State(NamedTuple):
-    """What a language model remembers of the tokens so far; all tensors have the batch first."""
+    """The decode state of a language model; all tensors have the batch first."""
 
     position: Tensor  # int64 [B]: of the next token
     layers: tuple[Any, ...]  # one state of each attention
@@ -56,7 +57,12 @@ class LanguageModel(nn.Module):
         check_sizes(vocab_size=vocab_size, dim=dim)
         check_probabilities(dropout=dropout)
         attentions = list(attentions)
-        _check_causal(attentions)
+        for i, attention in enumerate(attentions):
+            if not getattr(attention, "causal", False):
+                raise ValueError(
+                    f"attentions[{i}], {type(attention).__name__}, is not causal: "
+                    "a language model needs causal=True in every layer"
+                )
         super().__init__()
         self.vocab_size, self.dim, self.dropout = vocab_size, dim, dropout
         self.tokens = nn.Embedding(vocab_size, dim)
@@ -146,13 +152,14 @@ class LanguageModel(nn.Module):
         return F.linear(y, self.tokens.weight)
 
 
-def _check_causal(attentions: list[nn.Module]) -> None:
-    for i, attention in enumerate(attentions):
-        if not getattr(attention, "causal", False):
-            raise ValueError(
-                f"attentions[{i}], {type(attention).__name__}, is not causal: "
-                "a language model needs causal=True in every layer"
-            )
+def sinusoids(positions: Tensor, dim: int) -> Tensor:
+    r"""Sines, then cosines of $t \cdot 10000^{-2i/D}$ for positions t, [..., D] in float64.
+
+    Positions of Vaswani et al. 2017, for any length. Late ones need the digits of float64.
+    """
+    pairs = torch.arange((dim + 1) // 2, dtype=torch.float64, device=positions.device)
+    angles = positions[..., None] * _LONGEST_WAVE ** (-2 * pairs / dim)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim]
 
 
 def _draw(

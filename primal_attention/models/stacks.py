@@ -1,12 +1,17 @@
-"""Which attention stands in which layer: the names of models as lists of mechanisms."""
+"""The names of models as lists of mechanisms, one for each layer."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, build_attention, options_of
+from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.primal import KSVDLayer
+from primal_attention.patching.patch import patch
+
+Host = TypeVar("Host", bound=nn.Module)
 
 # Models whose names are not those of a mechanism: the one that they are about, and whether it is
 # that of the last layer alone, behind softmax attention.
@@ -21,7 +26,7 @@ MODELS = (*_NAMED, *(name for name in ATTENTIONS if name not in _NAMED_MECHANISM
 
 
 def mechanism_of(model: str) -> str:
-    """The mechanism that a model is about; its options are those of the model."""
+    """Return the mechanism that a model is about; its options are those of the model."""
     check_choice("model", model, MODELS)
     return _NAMED[model][0] if model in _NAMED else model
 
@@ -37,7 +42,7 @@ def has_objective(model: str) -> bool:
 
 
 def layer_names(model: str, num_layers: int) -> tuple[str, ...]:
-    """The mechanism of each layer: all the same, or softmax in all but the last."""
+    """Return the mechanism of each layer: all the same, or softmax in all but the last."""
     check_sizes(num_layers=num_layers)
     name = mechanism_of(model)
     if is_of_last_layer(model):
@@ -55,7 +60,7 @@ def build_attentions(
     max_tokens: int | None = None,
     **options: Any,
 ) -> list[nn.Module]:
-    """The attentions of a model, one a layer.
+    """Build the attentions of a model, one a layer.
 
     Args:
         model: One of ``MODELS``.
@@ -78,3 +83,41 @@ def build_attentions(
         build_attention(each, dim, num_heads, causal=causal, **(options if each == name else {}))
         for each in layer_names(model, num_layers)
     ]
+
+
+def patch_host(
+    host: Host, model: str, options: Mapping[str, Any], *, max_tokens: int | None = None
+) -> Host:
+    """Put the attentions of a model into a foreign one, which ``softmax`` leaves as it comes.
+
+    Args:
+        host: The foreign model, changed in place.
+        model: One of ``MODELS``.
+        options: Go to the layers of the mechanism that the model is about.
+        max_tokens: The longest sequence, where the host does not say it.
+    """
+    if model == "softmax" and not options:
+        return host
+    name = mechanism_of(model)
+    if max_tokens is not None and "max_tokens" in options_of(name):
+        options = {"max_tokens": max_tokens, **options}
+    return patch(host, name, -1 if is_of_last_layer(model) else "all", **options)
+
+
+class PaddingLeaks(nn.Module):
+    """An attention that takes padding for tokens, as released for the Long Range Arena.
+
+    In the released Primal layers padding is among the landmarks, the scores and the objective, and
+    the mask is laid on the output alone. It is there to reproduce that, and for nothing else.
+
+    Args:
+        attention: Any module [B, N, D] -> [B, N, D].
+    """
+
+    def __init__(self, attention: nn.Module):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
+        """Outputs [B, N, D], zero at padding, which depend on what stands there."""
+        return zero_padding(self.attention(x), token_mask)

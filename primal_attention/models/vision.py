@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention import options_of
-from primal_attention.models.stacks import is_of_last_layer, mechanism_of
-from primal_attention.patching.patch import patch
+from primal_attention.attention.base.validation import check_choice
+from primal_attention.extras import needing
+from primal_attention.models.stacks import patch_host
 
-_POOLINGS = {"class_token": "token", "mean": "avg"}
+_POOLINGS: dict[str, Any] = {"class_token": "token", "mean": "avg"}
 
 
 class PictureClassifier(nn.Module):
@@ -21,8 +21,8 @@ class PictureClassifier(nn.Module):
 
     Args:
         host: The model.
-        mean: Of each channel, of pixels from 0 to 1.
-        std: The same.
+        mean: The mean of each channel, of pixels from 0 to 1.
+        std: Their standard deviations.
     """
 
     mean: Tensor
@@ -41,7 +41,7 @@ class PictureClassifier(nn.Module):
         return logits
 
     def undecayed(self) -> list[nn.Parameter]:
-        """What no weight decay pulls at: vectors, positions and the class token."""
+        """The parameters without weight decay: vectors, positions and the class token."""
         named = self.host.no_weight_decay()
         return [p for name, p in self.host.named_parameters() if p.ndim <= 1 or name in named]
 
@@ -57,15 +57,14 @@ def build_pictures(
     drop_path: float,
     options: Mapping[str, Any],
 ) -> PictureClassifier:
-    """A vision transformer with the attentions of a model.
+    """Build a vision transformer with the attentions of a model.
 
     Args:
-        model: One of ``MODELS``: ``softmax`` as it comes, ``primal_plus`` with Primal-Attention in
-            the last layer, else the mechanism in all layers.
+        model: One of ``MODELS``.
         num_classes: K.
         statistics: Mean and standard deviation of each channel.
         sizes: ``image_size``, ``patch_size``, ``dim``, ``num_layers``, ``num_heads``, ``ffn_dim``.
-        pooling: What the head reads, ``class_token`` or ``mean``.
+        pooling: The input of the head, ``class_token`` or ``mean``.
         dropout: Of positions and outputs of layers.
         drop_path: Of the last block; that of the others rises to it.
         options: Of the mechanism.
@@ -73,9 +72,10 @@ def build_pictures(
     image, size = sizes["image_size"], sizes["patch_size"]
     if image % size:
         raise ValueError(f"image_size must be a multiple of patch_size={size}, got {image}")
-    if pooling not in _POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(_POOLINGS)}, got {pooling!r}")
-    host = _transformer()(
+    check_choice("pooling", pooling, _POOLINGS)
+    with needing("a vision transformer needs timm", "images"):
+        from timm.models.vision_transformer import VisionTransformer
+    host = VisionTransformer(
         img_size=image,
         patch_size=size,
         num_classes=num_classes,
@@ -89,23 +89,10 @@ def build_pictures(
         drop_path_rate=drop_path,
         dynamic_img_size=True,
     )
-    mechanism = mechanism_of(model)
-    if model != "softmax" or options:
-        if "max_tokens" in options_of(mechanism):
-            options = {"max_tokens": num_tokens(image, size), **options}
-        patch(host, mechanism, -1 if is_of_last_layer(model) else "all", **options)
+    patch_host(host, model, options, max_tokens=num_tokens(image, size))
     return PictureClassifier(host, *statistics)
 
 
 def num_tokens(image_size: int, patch_size: int) -> int:
-    """The patches of a picture, and the class token."""
+    """The number of patches of a picture, and the class token."""
     return (image_size // patch_size) ** 2 + 1
-
-
-def _transformer() -> Any:
-    try:
-        from timm.models.vision_transformer import VisionTransformer
-    except ModuleNotFoundError as error:
-        message = "a vision transformer needs timm: pip install 'primal-attention[images]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
-    return VisionTransformer

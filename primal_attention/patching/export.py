@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from primal_attention.extras import needing
+
 Axis = str | Dim | None
 Dynamic = Mapping[str, Sequence[Axis]]
 
@@ -71,7 +73,9 @@ def export_onnx(
         path: The file to write.
         dynamic: The axes of each input that may change.
     """
-    _require_onnx()
+    with needing("the ONNX export needs onnx and onnxscript", "onnx"):
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
     program = export_program(model, inputs, dynamic=dynamic)
     with _quiet():
         onnx_program = torch.onnx.export(program, (), dynamo=True, verbose=False)
@@ -161,15 +165,6 @@ def _output_names(model: nn.Module, inputs: Mapping[str, Any]) -> list[str]:
     if isinstance(outputs, Mapping) and all(isinstance(y, Tensor) for y in outputs.values()):
         return list(outputs)
     return []
-
-
-def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        message = "the ONNX export needs onnx and onnxscript: pip install 'primal-attention[onnx]'"
-        raise ImportError(message) from error
 
 
 def _save(onnx_program: Any, path: Path, *, external_data: bool) -> None:

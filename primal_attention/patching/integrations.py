@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from primal_attention.extras import needing
 from primal_attention.objectives import ksvd_loss
 
 
@@ -21,11 +22,8 @@ def trainer_callback(eta: float, *, objective: str = "released") -> Any:
         eta: Weight of the objective.
         objective: Its name, see ``ksvd_loss``.
     """
-    try:
+    with needing("trainer_callback needs transformers", "patch"):
         from transformers import TrainerCallback
-    except ImportError as error:
-        message = "trainer_callback needs transformers: pip install 'primal-attention[patch]'"
-        raise ImportError(message) from error
 
     class KSVDCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Hooks the model for the time of the training."""

@@ -22,6 +22,7 @@ from primal_attention.atomic_files import (
     write_text,
     writing_to,
 )
+from primal_attention.extras import needing
 from primal_attention.patching.building import install
 from primal_attention.patching.hosts.host import PatchedAttention
 from primal_attention.patching.hosts.transformers_padding import choose_masks
@@ -283,11 +284,8 @@ def _save_tensors(model: nn.Module, path: Path) -> None:
 
 
 def _safetensors() -> Any:
-    try:
+    with needing("patched models are saved as safetensors", "patch"):
         from safetensors import torch as safetensors_torch
-    except ImportError as error:
-        message = "patched models are saved as safetensors: pip install 'primal-attention[patch]'"
-        raise ImportError(message) from error
     return safetensors_torch
 
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from primal_attention import PrimalAttention, ksvd_loss
 from primal_attention.attention import ATTENTIONS
 from primal_attention.models import LanguageModel, build_attentions
-from primal_attention.models.positions import sinusoids
+from primal_attention.models.language import sinusoids
 
 from .small import FFN, MASK, B, D, H, N, V, gradients, randomise, symbols
 

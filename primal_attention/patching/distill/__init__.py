@@ -1,6 +1,5 @@
 """Fit patched layers to the attentions that they replaced."""
 
-from primal_attention.patching.distill.distill import distill
-from primal_attention.patching.distill.report import DistillReport
+from primal_attention.patching.distill.distill import DistillReport, distill
 
 __all__ = ["DistillReport", "distill"]

@@ -1,4 +1,4 @@
-"""Batches of model inputs as they come, as many as are wanted."""
+"""Batches of model inputs in the order they come, repeated as long as they are wanted."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count, islice
@@ -18,20 +18,25 @@ class BatchStream:
 
     def __init__(self, name: str, batches: Batches):
         self.name = name
-        if not callable(batches) and not isinstance(batches, Iterable):
+        self._first = 0
+        if callable(batches):
+            self._source = batches
+        elif isinstance(batches, Iterable):
+            once = iter(batches)
+            self._source = _keeping(once) if once is batches else lambda: batches
+        else:
             raise ValueError(
                 f"{name} must be batches of model inputs (mappings), or a function that gives "
                 f"them, got {type(batches).__name__}"
             )
-        self._batches = batches
-        self._iterator = iter(()) if callable(batches) else iter(batches)
-        self._kept: list[Batch] = []
-        self._first = 0
-        self._endless = self._again()
+        self._endless = self._repeat()
 
     def once(self) -> list[Batch]:
-        """All of them, one time."""
-        return list(self._pass())
+        """Read all of them, one time."""
+        found = list(self._pass())
+        if not found:
+            raise ValueError(f"{self.name} has no batch")
+        return found
 
     def set_aside(self, number: int) -> list[Batch]:
         """Take the first ones and never give them again."""
@@ -42,14 +47,14 @@ class BatchStream:
                 "measure with; give more, or pass valid="
             )
         self._first = number
-        self._endless = self._again()
+        self._endless = self._repeat()
         return taken[:number]
 
     def take(self, number: int) -> Iterator[Batch]:
-        """The next ones."""
+        """Give the next ones."""
         return islice(self._endless, number)
 
-    def _again(self) -> Iterator[Batch]:
+    def _repeat(self) -> Iterator[Batch]:
         while True:
             rest = islice(self._pass(), self._first, None)
             first = next(rest, None)
@@ -67,16 +72,17 @@ class BatchStream:
                 )
             yield batch
 
-    def _source(self) -> Iterable[Batch]:
-        if callable(self._batches):
-            return self._batches()
-        return self._kept_and_new() if self._iterator is self._batches else self._batches
 
-    def _kept_and_new(self) -> Iterator[Batch]:
+def _keeping(batches: Iterator[Batch]) -> Callable[[], Iterator[Batch]]:
+    """Replay an iterator: each pass reads what earlier ones have read, then goes on."""
+    kept: list[Batch] = []
+
+    def replay() -> Iterator[Batch]:
         for place in count():
-            if place == len(self._kept):
-                new = next(self._iterator, None)
-                if new is None:
-                    return
-                self._kept.append(new)
-            yield self._kept[place]
+            if place == len(kept):
+                kept.extend(islice(batches, 1))
+            if place == len(kept):
+                return
+            yield kept[place]
+
+    return replay

@@ -1,17 +1,17 @@
 """Carry over to patched layers what the attentions that they replace had learnt."""
 
 import time
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from primal_attention.attention.base.validation import check_choice
-from primal_attention.attention.primal.statistics import KSVDLayer
+from primal_attention.attention.primal import KSVDLayer
 from primal_attention.patching.distill.batches import Batch, Batches, BatchStream
-from primal_attention.patching.distill.collecting import reference_of
 from primal_attention.patching.distill.initialising import fit_of
-from primal_attention.patching.distill.matching import OUTPUTS, Pair, Spread
-from primal_attention.patching.distill.report import DistillReport, Errors
+from primal_attention.patching.distill.matching import OUTPUTS, Pair, Spread, reference_of
 from primal_attention.patching.distill.training import (
     Event,
     Goal,
@@ -22,6 +22,50 @@ from primal_attention.patching.distill.training import (
 from primal_attention.patching.sites import patched_layers
 
 _NUM_VALID = 4
+
+
+class Errors(NamedTuple):
+    """Squared error relative to the variance of the teacher's output: 0 is equal, 1 its mean."""
+
+    patched: float  # before anything was done
+    initialised: float  # after the initialisation from data
+    transferred: float  # after training
+
+
+@dataclass(frozen=True)
+class DistillReport:
+    """What ``distill`` recovered; print it.
+
+    Attributes:
+        layers: Errors of each replaced layer on the teacher's inputs, by name.
+        outputs: Errors of the outputs of the whole model, on its own inputs throughout.
+        steps: Training steps taken.
+        num_valid: Real tokens in the held-out batches.
+        initialisation_seconds: Time of the initialisation from data.
+        training_seconds: Time of the training, its checks on held-out batches included.
+    """
+
+    layers: dict[str, Errors]
+    outputs: Errors
+    steps: int
+    num_valid: int
+    initialisation_seconds: float
+    training_seconds: float
+
+    def __str__(self) -> str:
+        named = {**self.layers, "model outputs": self.outputs}
+        width = max(map(len, (*named, "relative error")))
+        lines = ["relative error".ljust(width) + "".join(f"{name:>13}" for name in Errors._fields)]
+        for name, errors in named.items():
+            lines.append(name.ljust(width) + "".join(f"{error:13.4f}" for error in errors))
+        return "\n".join(
+            [
+                *lines,
+                f"held-out tokens: {self.num_valid:,}; initialisation "
+                f"{self.initialisation_seconds:.0f} s, {self.steps} steps "
+                f"{self.training_seconds:.0f} s",
+            ]
+        )
 
 
 def distill(  # noqa: PLR0913 - each option is a line of the docstring
@@ -63,7 +107,7 @@ def distill(  # noqa: PLR0913 - each option is a line of the docstring
         progress: Called with an :class:`Event` after each step.
 
     Returns:
-        What was recovered, on held-out batches.
+        The errors before and after each stage, on held-out batches.
     """
     layers = patched_layers(model)
     if not layers:
@@ -71,22 +115,22 @@ def distill(  # noqa: PLR0913 - each option is a line of the docstring
     _check(model, teacher, steps=steps, lr=lr, eta=eta, calibration=calibration)
     check_choice("match", match, ("layers", "layers+outputs"))
     stream = BatchStream("batches", batches)
-    held_out = stream.set_aside(_NUM_VALID) if valid is None else _all_of(valid)
+    held_out = stream.set_aside(_NUM_VALID) if valid is None else BatchStream("valid", valid).once()
     model.to(device)
     own_device = next(model.parameters()).device
     devices = [own_device] if own_device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         pair = Pair(model, reference_of(teacher, layers, own_device), layers)
-        run = _Run(pair, stream, held_out, progress or (lambda event: None))
+        transfer = _Transfer(pair, stream, held_out, progress or (lambda event: None))
         with only_layers_learn(model, layers, training=eta > 0):
-            run.initialise(calibration)
-            run.train(steps, lr, eta, outputs=match == "layers+outputs")
-    return run.report()
+            transfer.initialise(calibration)
+            transfer.train(steps, lr, eta, outputs=match == "layers+outputs")
+    return transfer.report()
 
 
-class _Run:
-    """The stages of one transfer, with what was measured between them."""
+class _Transfer:
+    """The stages of one transfer, with the errors measured between them."""
 
     def __init__(self, pair: Pair, stream: BatchStream, valid: list[Batch], progress: Progress):
         self.pair, self.stream, self.valid, self.progress = pair, stream, valid, progress
@@ -114,7 +158,7 @@ class _Run:
         self._measure()
 
     def train(self, steps: int, lr: float, eta: float, *, outputs: bool) -> None:
-        """From the teacher's inputs; half of the steps from the student's, where these differ."""
+        """Train on the teacher's inputs; half of the steps on the student's, where these differ."""
         began = time.perf_counter()
         trainer = Trainer(self.pair, self.valid, lr, self.progress)
         second = steps // 2 if outputs or len(self.pair.layers) > 1 else 0
@@ -130,7 +174,7 @@ class _Run:
         self._measure()
 
     def report(self) -> DistillReport:
-        """What was measured."""
+        """Summarise the measurements."""
         errors = {
             name: Errors(*(stage[name].error for stage in self.measured))
             for name in self.measured[0]
@@ -141,13 +185,6 @@ class _Run:
 
     def _measure(self) -> None:
         self.measured.append(self.pair.measure(self.valid))
-
-
-def _all_of(valid: Batches) -> list[Batch]:
-    held_out = BatchStream("valid", valid).once()
-    if not held_out:
-        raise ValueError("valid has no batch")
-    return held_out
 
 
 def _check(model: nn.Module, teacher: nn.Module, **numbers: float) -> None:

@@ -1,23 +1,34 @@
-"""Parameters of patched layers from data, in closed form, before any gradient step.
+r"""Parameters of patched layers from data, in closed form, before any gradient step.
 
 For Primal: directions by regression of reduced rank from its base features to the teacher's output,
 the heads fitted in turn, then the output map by ridge. For any other mechanism: the output map.
 
-Letters: T tokens, D model dim, H heads, C head dim, S directions, R features kept of the base
-features, K blocks.
+In all three forms of the weights the scores of a head are linear in what is learnt,
+$e_i = \Theta_e^\top f_e(i)$ and $r_i = \Theta_r^\top f_r(i)$:
+
+- static: $f_e = \phi_q(x_i)$ and $\Theta_e = w_e$;
+- sampled: $f_e = X' \phi_q(x_i)$ with the landmarks X' of the head, and $\Theta_e = w_e$;
+- dual: $f_e = \frac{1}{n} \sum_j \kappa(x_i, x_j) [x_j; 1]$ and $\Theta_e$ the projection to h_r;
+
+and likewise for r with the sides of the kernel exchanged. Of these f, which are many, a basis keeps
+what can be told apart with little data, $\Theta = \mathrm{basis} \, \theta$: for sampled weights
+slow waves over the landmarks, for dual weights the values of the attention that was replaced.
+
+Letters: B batch, N tokens, T real tokens, D model dim, H heads, C head dim, P feature dim,
+S directions, M landmarks, F base features, R features kept of them, K blocks.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple, Protocol
+import math
+from typing import Any, NamedTuple
 
 import torch
-from einops import einsum, rearrange
+import torch.nn.functional as F
+from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
-from primal_attention.attention.primal import PrimalAttention
-from primal_attention.patching.distill.base_features import base_features, basis_of, set_directions
-from primal_attention.patching.distill.collecting import Call, as_called
+from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.primal import FeaturesAndWeights, PrimalAttention
+from primal_attention.ops.causal import token_counts
 from primal_attention.patching.distill.least_squares import (
     StreamedSums,
     block_diagonal,
@@ -25,116 +36,23 @@ from primal_attention.patching.distill.least_squares import (
     low_rank_blocks,
     ridge,
 )
+from primal_attention.patching.distill.matching import Call, as_called
 from primal_attention.patching.hosts.host import PatchedAttention
 
-
-class Fit(Protocol):
-    """A layer that is fitted to calls of the attention it replaces."""
-
-    def add(self, call: Call) -> None:
-        """Count one call in."""
-
-    def finish(self) -> None:
-        """Solve, and set the parameters of the layer."""
+_NUM_WAVES = 16
+_SIDES = {"both": ("e", "r"), "e": ("e",), "r": ("r",)}
 
 
-def fit_of(layer: PatchedAttention, replaced: nn.Module) -> Fit:
-    """How a layer is fitted.
-
-    Args:
-        layer: The new layer.
-        replaced: The mechanism of the teacher in the same place.
-    """
-    mechanism = layer.mechanism
-    if isinstance(mechanism, PrimalAttention):
-        bent = mechanism.decay is not None, mechanism.score_norm, mechanism.gate, mechanism.rotary
-        if not any(bent):  # the outputs are linear in the directions
-            return _PrimalFit(layer, mechanism, replaced)
-    return _OutputFit(layer)
-
-
-class _Shape(NamedTuple):
-    """How the channels of a head are shared among the sides of its scores."""
-
-    num_sides: int
-    joint: bool  # both sides fill all channels; else each fills its own
-    rank: int  # channels that a block fills: a head where joint, else a side of a head
-
-    @classmethod
-    def of(cls, mechanism: PrimalAttention) -> _Shape:
-        S, C = mechanism.num_directions, mechanism.head_dim
-        num_sides = 2 if mechanism.scores == "both" else 1
-        if num_sides == 1 or S >= C:
-            return cls(num_sides, joint=True, rank=min(S, C))
-        return cls(num_sides, joint=False, rank=min(S, C // 2))
-
-
-class _PrimalFit:
-    """The directions, the score projection and the output projection of a Primal layer."""
-
-    def __init__(self, layer: PatchedAttention, mechanism: PrimalAttention, replaced: nn.Module):
-        self.layer, self.mechanism = layer, mechanism
-        self.shape = _Shape.of(mechanism)
-        self.basis = basis_of(mechanism, replaced)  # [H, F, R]
-        self.sums = StreamedSums()
-
-    @torch.no_grad()
-    def add(self, call: Call) -> None:
-        """Count one call in."""
-        with as_called(self.layer, call):
-            features = base_features(self.mechanism, self.basis, call.x, **call.masks)
-        self.sums.add(call.real(features).flatten(1), call.real(call.y))
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Solve, and set the parameters."""
-        mechanism, (num_sides, joint, rank) = self.mechanism, self.shape
-        has_bias = mechanism.out_proj.bias is not None
-        moments = self.sums.moments(centred=has_bias)
-        penalty = self.sums.penalty(centred=has_bias)
-        num_blocks = mechanism.num_heads * (1 if joint else num_sides)
-        inner = low_rank_blocks(moments, num_blocks, rank, penalty)  # [K, side R or R, rank]
-        outer = ridge(compressed(moments, inner), penalty)  # [K rank, D]
-        self._set_outer(outer)
-        if mechanism.score_proj.bias is not None:
-            mechanism.score_proj.bias.zero_()
-        if has_bias:
-            mean_features, mean_targets = self.sums.means()
-            mean = mean_features @ block_diagonal(inner) @ outer
-            mechanism.out_proj.bias.copy_(mean_targets - mean)
-        pattern = "h (side r) c -> side h r c" if joint else "(h side) r c -> side h r c"
-        self._set_inner(rearrange(inner, pattern, side=num_sides))
-
-    def _set_outer(self, outer: Tensor) -> None:
-        H, weight = self.mechanism.num_heads, self.mechanism.out_proj.weight
-        columns = rearrange(outer, "(h c) d -> d h c", h=H)
-        rearrange(weight, "d (h c) -> d h c", h=H)[..., : columns.shape[-1]] = columns.to(weight)
-
-    def _set_inner(self, inner: Tensor) -> None:
-        """Spread the channels over all directions, by a random rotation, and set both maps."""
-        mechanism, (num_sides, joint, rank) = self.mechanism, self.shape
-        S = mechanism.num_directions
-        spread = torch.linalg.qr(torch.randn(num_sides, S, S).to(inner)).Q[..., :rank]
-        maps = inner.new_zeros(num_sides, S, mechanism.head_dim)
-        for side in range(num_sides):
-            first = 0 if joint else side * rank
-            maps[side, :, first : first + rank] = spread[side]
-        mechanism.score_proj.weight.copy_(rearrange(maps, "side s c -> c (side s)"))
-        theta = einsum(inner, spread, "side h r c, side s c -> side h r s")
-        theta = einsum(self.basis.to(theta), theta, "h f r, side h r s -> side h f s")
-        set_directions(mechanism, theta)
-
-
-class _OutputFit:
+class OutputFit:
     """The output map of any mechanism, by ridge regression of what its present map leaves."""
 
     def __init__(self, layer: PatchedAttention):
-        self.layer, self.out_proj = layer, layer.mechanism.out_proj
-        self.sums = StreamedSums()
+        self.layer, self.sums = layer, StreamedSums()
+        self.out_proj = layer.mechanism.out_proj
 
     @torch.no_grad()
     def add(self, call: Call) -> None:
-        """Count one call in."""
+        """Count in one call of the attention that the layer replaces."""
         inputs: list[Tensor] = []
         hook = self.out_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
@@ -146,7 +64,7 @@ class _OutputFit:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Solve, and change the output map."""
+        """Solve, and set the parameters of the layer."""
         weight, bias = self.out_proj.weight, self.out_proj.bias
         has_bias = bias is not None
         penalty = self.sums.penalty(centred=has_bias)
@@ -155,3 +73,160 @@ class _OutputFit:
         if bias is not None:
             mean_features, mean_targets = self.sums.means()
             bias.add_((mean_targets - mean_features @ change).to(bias))
+
+
+class _Shape(NamedTuple):
+    """The shares of the sides of the scores in the channels of a head."""
+
+    num_sides: int
+    joint: bool  # both sides fill all channels; else each fills its own
+    width: int  # channels that a block fills: a head where joint, else a side of a head
+
+    @classmethod
+    def of(cls, mechanism: PrimalAttention) -> "_Shape":
+        S, C = mechanism.num_directions, mechanism.head_dim
+        num_sides = 2 if mechanism.scores == "both" else 1
+        if num_sides == 1 or S >= C:
+            return cls(num_sides, joint=True, width=min(S, C))
+        return cls(num_sides, joint=False, width=min(S, C // 2))
+
+
+class PrimalFit:
+    """The directions, the score projection and the output projection of a Primal layer."""
+
+    def __init__(self, layer: PatchedAttention, replaced: nn.Module):
+        self.layer, self.sums = layer, StreamedSums()
+        self.mechanism: PrimalAttention = layer.mechanism
+        self.shape = _Shape.of(self.mechanism)
+        self.basis = basis_of(self.mechanism, replaced)  # [H, F, R]
+
+    @torch.no_grad()
+    def add(self, call: Call) -> None:
+        """Count in one call of the attention that the layer replaces."""
+        with as_called(self.layer, call):
+            features = base_features(self.mechanism, self.basis, call.x, **call.masks)
+        self.sums.add(call.real(features).flatten(1), call.real(call.y))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Solve, and set the parameters of the layer."""
+        mechanism, (num_sides, joint, width) = self.mechanism, self.shape
+        H, bias = mechanism.num_heads, mechanism.out_proj.bias
+        has_bias = bias is not None
+        moments = self.sums.moments(centred=has_bias)
+        penalty = self.sums.penalty(centred=has_bias)
+        num_blocks = H * (1 if joint else num_sides)
+        inner = low_rank_blocks(moments, num_blocks, width, penalty)  # [K, side R or R, width]
+        outer = ridge(compressed(moments, inner), penalty)  # [K width, D]
+        columns = rearrange(outer, "(h c) d -> d h c", h=H)
+        weight = rearrange(mechanism.out_proj.weight, "d (h c) -> d h c", h=H)
+        weight[..., : columns.shape[-1]] = columns.to(weight)
+        if mechanism.score_proj.bias is not None:
+            mechanism.score_proj.bias.zero_()
+        if bias is not None:
+            mean_features, mean_targets = self.sums.means()
+            bias.copy_(mean_targets - mean_features @ block_diagonal(inner) @ outer)
+        pattern = "h (side r) c -> side h r c" if joint else "(h side) r c -> side h r c"
+        self._set_inner(rearrange(inner, pattern, side=num_sides))
+
+    def _set_inner(self, inner: Tensor) -> None:
+        """Spread the channels over all directions, by a random rotation, and set both maps."""
+        mechanism, (num_sides, joint, width) = self.mechanism, self.shape
+        S = mechanism.num_directions
+        spread = torch.linalg.qr(torch.randn(num_sides, S, S).to(inner)).Q[..., :width]
+        maps = inner.new_zeros(num_sides, S, mechanism.head_dim)
+        for side in range(num_sides):
+            first = 0 if joint else side * width
+            maps[side, :, first : first + width] = spread[side]
+        mechanism.score_proj.weight.copy_(rearrange(maps, "side s c -> c (side s)"))
+        theta = einsum(inner, spread, "side h r c, side s c -> side h r s")
+        theta = einsum(self.basis.to(theta), theta, "h f r, side h r s -> side h f s")
+        set_directions(mechanism, theta)
+
+
+def fit_of(layer: PatchedAttention, replaced: nn.Module) -> PrimalFit | OutputFit:
+    """Choose how a layer is fitted to the calls of the mechanism of the teacher it replaces."""
+    mechanism = layer.mechanism
+    if isinstance(mechanism, PrimalAttention):
+        bent = mechanism.decay is not None, mechanism.score_norm, mechanism.gate, mechanism.rotary
+        if not any(bent):  # the outputs are linear in the directions
+            return PrimalFit(layer, replaced)
+    return OutputFit(layer)
+
+
+@torch.no_grad()
+def basis_of(layer: PrimalAttention, replaced: nn.Module) -> Tensor:
+    """The basis [H, F, R] of the base features that are kept.
+
+    Args:
+        layer: The new layer.
+        replaced: The mechanism of the teacher that it stands in for.
+    """
+    H, weight = layer.num_heads, layer.score_proj.weight
+    if layer.weights == "static":
+        return repeat(torch.eye(layer.features.feature_dim).to(weight), "f r -> h f r", h=H)
+    if layer.weights == "sampled":
+        return repeat(_waves(layer.num_landmarks).to(weight), "m r -> h m r", h=H)
+    project = getattr(replaced, "v_proj", None) or layer.k_proj
+    bias = project(weight.new_zeros(1, 1, layer.dim))
+    values = project(torch.eye(layer.dim).to(weight)[None]) - bias
+    basis = rearrange(values, "1 d (h c) -> h d c", h=H)
+    if layer.h_proj.bias is None:
+        return basis
+    last = F.pad(rearrange(bias, "1 1 (h c) -> h 1 c", h=H), (0, 1), value=1.0)
+    return torch.cat([F.pad(basis, (0, 1)), last], dim=1)
+
+
+def base_features(layer: PrimalAttention, basis: Tensor, x: Tensor, **masks: Any) -> Tensor:
+    """The features [B, N, H, side, R] of the sides that the layer outputs, e before r.
+
+    Args:
+        layer: The layer, with the projections of queries and keys that it is to keep.
+        basis: The basis of the features to keep.
+        x: Its input.
+        **masks: The other arguments of its forward pass.
+    """
+    given = layer.features_and_weights(x, **masks)
+    if layer.weights == "dual":
+        x = zero_padding(x, given.token_mask)
+        x = x if layer.h_proj.bias is None else F.pad(x, (0, 1), value=1.0)
+        values = einsum(x, basis, "b n d, h d r -> b h n r")
+        kernel = given.phi_q @ given.phi_k.mT
+        e, r = (_means(each, values, given, causal=layer.causal) for each in (kernel, kernel.mT))
+    else:
+        e, r = given.phi_q, given.phi_k_at_x
+        if given.x_sampled is not None:
+            x_given = given.x_sampled.mT @ basis.to(e.dtype)
+            e, r = e @ x_given, r @ x_given
+    sides = {"e": e, "r": r}
+    stacked = torch.stack([sides[side] for side in _SIDES[layer.scores]])
+    return rearrange(stacked, "side b h n r -> b n h side r")
+
+
+@torch.no_grad()
+def set_directions(layer: PrimalAttention, theta: Tensor) -> None:
+    """Write the maps [side, H, F, S] of the base features into the parameters of the layer."""
+    for side, of_side in zip(_SIDES[layer.scores], theta, strict=True):
+        if layer.weights != "dual":
+            (layer.w_e if side == "e" else layer.w_r).copy_(of_side)
+            continue
+        rows = rearrange(of_side, "h f s -> (h s) f")
+        half = slice(len(rows), None) if side == "e" else slice(len(rows))  # e is read from h_r
+        layer.h_proj.weight[half] = rows[:, : layer.dim].to(layer.h_proj.weight)
+        if layer.h_proj.bias is not None:
+            layer.h_proj.bias[half] = rows[:, layer.dim].to(layer.h_proj.bias)
+
+
+def _waves(length: int) -> Tensor:
+    """The slowest cosines over so many places, orthonormal, [M, R]."""
+    places = (torch.arange(length) + 0.5) / length
+    waves = torch.cos(math.pi * places[:, None] * torch.arange(min(length, _NUM_WAVES)))
+    return F.normalize(waves, dim=0)
+
+
+def _means(kernel: Tensor, values: Tensor, given: FeaturesAndWeights, *, causal: bool) -> Tensor:
+    """Means of the values [B, H, N, R] over the tokens that each one sees, by the kernel."""
+    counts = token_counts(values[:, 0], given.token_mask, None)
+    counts = counts if causal else counts[:, -1:]
+    seen = kernel.tril() if causal else kernel
+    return seen @ values / counts.clamp(min=1)[:, None, :, None]

@@ -2,12 +2,10 @@
 
 Only second moments of the data are kept, in float64: no feature and no target is.
 
-Letters: T tokens, F features, D outputs, K blocks, R rank.
+Letters: T tokens, F features, D outputs, K blocks, R numbers of a block.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +27,16 @@ class StreamedSums:
     """Sums over tokens of features [T, F] and targets [T, D], in two halves."""
 
     def __init__(self) -> None:
-        self._halves = [_Half(), _Half()]
+        self._halves = [_Sums(), _Sums()]
 
     def add(self, features: Tensor, targets: Tensor) -> None:
-        """Count more tokens in, with whichever half has fewer."""
-        min(self._halves, key=lambda half: half.num_tokens).add(features, targets)
+        """Count more tokens in, with the half that has fewer."""
+        f, y = features.double(), targets.double()
+        half = min(self._halves, key=lambda half: half.num_tokens)
+        half.add(_Sums(len(y), [f.mT @ f, f.mT @ y, f.sum(0), y.sum(0)]))
 
     def moments(self, *, centred: bool) -> Moments:
-        """The second moments; of what differs from the means where ``centred``."""
+        """The second moments; of the differences from the means where ``centred``."""
         return self._whole().moments(centred=centred)
 
     def means(self) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ class StreamedSums:
         return whole.sums[2] / whole.num_tokens, whole.sums[3] / whole.num_tokens
 
     def penalty(self, *, centred: bool) -> float:
-        """The ridge penalty with which each half predicts the other best."""
+        """Choose the ridge penalty with which each half predicts the other best."""
         one, other = self._halves
         if not other.num_tokens:
             return PENALTIES[-1]
@@ -58,26 +58,21 @@ class StreamedSums:
 
         return min(PENALTIES, key=error)
 
-    def _whole(self) -> _Half:
-        one, other = self._halves
-        whole = _Half()
-        whole.sums = (
-            [a + b for a, b in zip(one.sums, other.sums, strict=True)] if other.sums else one.sums
-        )
-        whole.num_tokens = one.num_tokens + other.num_tokens
+    def _whole(self) -> "_Sums":
+        whole = _Sums()
+        for half in self._halves:
+            whole.add(half)
         return whole
 
 
-class _Half:
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self.sums: list[Tensor] = []
+class _Sums:
+    def __init__(self, num_tokens: int = 0, sums: list[Any] | None = None):
+        self.num_tokens = num_tokens
+        self.sums = sums or [0.0] * 4
 
-    def add(self, features: Tensor, targets: Tensor) -> None:
-        f, y = features.double(), targets.double()
-        new = [f.mT @ f, f.mT @ y, f.sum(0), y.sum(0)]
-        self.sums = [a + b for a, b in zip(self.sums, new, strict=True)] if self.sums else new
-        self.num_tokens += len(y)
+    def add(self, other: "_Sums") -> None:
+        self.num_tokens += other.num_tokens
+        self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
 
     def moments(self, *, centred: bool) -> Moments:
         gram, cross, f, y = self.sums
@@ -88,7 +83,7 @@ class _Half:
 
 
 def ridge(moments: Moments, penalty: float) -> Tensor:
-    """The map [F, D] from features to targets with the least penalised squared error."""
+    """Find the map [F, D] from features to targets with the least penalised squared error."""
     gram, cross = moments
     scale = gram.diagonal().clamp(min=1e-300).sqrt()
     correlation = gram / torch.outer(scale, scale)
@@ -102,42 +97,34 @@ def _error(fitted: Tensor, moments: Moments) -> float:
     return float((fitted * (moments.gram @ fitted - 2 * moments.cross)).sum())
 
 
-class LowRank(NamedTuple):
-    """A map of low rank, ``inner @ outer``."""
-
-    inner: Tensor  # [F, R]
-    outer: Tensor  # [R, D], orthonormal rows
-
-
-def reduced_rank(moments: Moments, rank: int, penalty: float) -> LowRank:
-    """Ridge regression through R numbers: the fit, on its leading principal directions."""
+def reduced_rank(moments: Moments, num_inner: int, penalty: float) -> tuple[Tensor, Tensor]:
+    """Fit by ridge regression through R numbers: maps [F, R] and [R, D], with orthonormal rows."""
     full = ridge(moments, penalty)
     energy = full.mT @ moments.gram @ full
-    leading = torch.linalg.eigh(energy).eigenvectors[:, -rank:].flip(-1)
-    return LowRank(full @ leading, leading.mT)
+    leading = torch.linalg.eigh(energy).eigenvectors[:, -num_inner:].flip(-1)
+    return full @ leading, leading.mT
 
 
-def low_rank_blocks(moments: Moments, num_blocks: int, rank: int, penalty: float) -> Tensor:
-    """Maps [K, F, R] whose blocks of numbers, put side by side, predict the targets well.
+def low_rank_blocks(moments: Moments, num_blocks: int, num_inner: int, penalty: float) -> Tensor:
+    """Find maps [K, F, R] whose blocks of numbers, put side by side, predict the targets well.
 
-    Each block in turn is fitted to what the others leave, and all of them so many times over.
+    Each block in turn is fitted to what the others leave, and all of them in several sweeps.
 
     Args:
         moments: Of all features at once, [K F, K F] and [K F, D].
         num_blocks: The number K of blocks.
-        rank: How many numbers a block may have.
+        num_inner: The numbers R that a block may have.
         penalty: Of the ridge regressions.
     """
     F, D = moments.gram.shape[-1] // num_blocks, moments.cross.shape[-1]
     maps = moments.cross.new_zeros(num_blocks, F, D)
-    inner = moments.cross.new_zeros(num_blocks, F, rank)
+    inner = moments.cross.new_zeros(num_blocks, F, num_inner)
     for block in [*range(num_blocks)] * _SWEEPS:
         rows = slice(block * F, (block + 1) * F)
         gram = moments.gram[rows, rows]
         explained = moments.gram[rows] @ maps.flatten(0, 1) - gram @ maps[block]
-        inner[block], outer = reduced_rank(
-            Moments(gram, moments.cross[rows] - explained), rank, penalty
-        )
+        left = Moments(gram, moments.cross[rows] - explained)
+        inner[block], outer = reduced_rank(left, num_inner, penalty)
         maps[block] = inner[block] @ outer
     return inner
 
@@ -149,6 +136,6 @@ def compressed(moments: Moments, inner: Tensor) -> Moments:
 
 
 def block_diagonal(blocks: Tensor) -> Tensor:
-    """Blocks [K, F, R] along the diagonal of one matrix [K F, K R]."""
+    """Put blocks [K, F, R] along the diagonal of one matrix [K F, K R]."""
     whole: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
     return whole

@@ -1,32 +1,71 @@
-"""How near the patched layers of a student are to the attentions that they replace.
+"""Run a student and its teacher, and compare patched layers with what they replaced.
 
 Letters: B batch, N tokens, D model dim, T real tokens.
 """
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from primal_attention.patching.distill.batches import Batch
-from primal_attention.patching.distill.collecting import Call, again, run, watch
 from primal_attention.patching.hosts.host import PatchedAttention
+from primal_attention.patching.hosts.transformers_attention import rotated, running_rotation
+from primal_attention.patching.patch import patch
+from primal_attention.patching.sites import find_sites, patched_layers
 
 OUTPUTS = ""
 """The name of the outputs of the whole model among the names of layers."""
 
 
+class Call(NamedTuple):
+    """One call of an attention: its inputs and its output."""
+
+    x: Tensor  # [B, N, D]
+    masks: dict[str, Any]  # token_mask; context and context_mask where it attends elsewhere
+    rotation: Any  # by rotary positions, where the host has them
+    y: Tensor  # [B, N, D]
+
+    def real(self, z: Tensor) -> Tensor:
+        """Select the real tokens of z [B, N, ...], one after the other."""
+        mask = self.masks.get("token_mask")
+        return z.flatten(0, 1) if mask is None else z[mask]
+
+
 class Shown(NamedTuple):
-    """What one batch shows of a model."""
+    """The calls of the layers and the outputs of a model for one batch."""
 
     calls: dict[str, list[Call]]
     outputs: Tensor
 
 
+class Target(NamedTuple):
+    """The wanted output, at the real tokens."""
+
+    y: Tensor  # [B, N, ...]
+    mask: Tensor | None  # [B, N]
+
+    def pair(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Select outputs and targets of the real tokens, [T, ...] each."""
+        if self.mask is None:
+            return y, self.y
+        return y[self.mask], self.y[self.mask]
+
+    def relative_error(self, y: Tensor, variance: float) -> Tensor:
+        """Mean squared error over the variance of a token."""
+        made, wanted = self.pair(y)
+        num_tokens = made.numel() // made.shape[-1]
+        return (made - wanted).square().sum() / (max(num_tokens, 1) * max(variance, 1e-30))
+
+
 class Spread(NamedTuple):
-    """How far outputs are off, and how much they vary, over all real tokens."""
+    """The error of outputs, and their variance, over all real tokens."""
 
     error: float  # squared error over variance
     variance: float  # of a token, summed over the channels
@@ -42,57 +81,90 @@ class Pair:
     layers: Mapping[str, PatchedAttention]  # of the student
 
     def show(self, model: nn.Module, batch: Batch) -> Shown:
-        """Run one of the two."""
-        with watch(model, self.layers) as calls:
-            outputs = _main_output(run(model, batch))
-        return Shown(calls, outputs)
+        """Run one of the two on a batch, and collect the calls of its patched layers."""
+        layers = patched_layers(model)
+        calls: dict[str, list[Call]] = {name: [] for name in self.layers}
+        hooks = [
+            layers[name].mechanism.register_forward_hook(partial(_note, own), with_kwargs=True)
+            for name, own in calls.items()
+        ]
+        known = inspect.signature(model.forward).parameters
+        device = next(model.parameters()).device
+        inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+        try:
+            outputs = model(**inputs, **({"use_cache": False} if "use_cache" in known else {}))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return Shown(calls, _main_output(outputs))
 
     @torch.no_grad()
     def teach(self, batch: Batch) -> Shown:
-        """What the teacher does with a batch."""
+        """Run the teacher."""
         return self.show(self.teacher, batch)
 
     def on_teachers_inputs(self, taught: Shown) -> dict[str, list[Tensor]]:
-        """What each layer makes of the inputs that the teacher had there."""
-        return {
-            name: [again(layer, call) for call in taught.calls[name]]
-            for name, layer in self.layers.items()
-        }
+        """The outputs of each layer for the inputs that the teacher had there."""
+        made: dict[str, list[Tensor]] = {}
+        for name, layer in self.layers.items():
+            made[name] = []
+            for call in taught.calls[name]:
+                with as_called(layer, call) as mechanism:
+                    made[name].append(mechanism(call.x, **call.masks))
+        return made
 
     def on_own_inputs(self, batch: Batch) -> dict[str, list[Tensor]]:
-        """What each layer and the whole student make of a batch."""
+        """The outputs of each layer and of the whole student for a batch."""
         shown = self.show(self.student, batch)
         ys = {name: [call.y for call in calls] for name, calls in shown.calls.items()}
         return ys | {OUTPUTS: [shown.outputs]}
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> dict[str, Spread]:
-        """Layers on the teacher's inputs, and the outputs of the model on its own."""
+        """Measure layers on the teacher's inputs, and the outputs of the model on its own."""
         sums: dict[str, Any] = {name: _Sums() for name in (*self.layers, OUTPUTS)}
         for batch in batches:
             taught = self.teach(batch)
             made = self.on_teachers_inputs(taught)
             made[OUTPUTS] = self.on_own_inputs(batch)[OUTPUTS]
             for name, ys in made.items():
-                for y, target in zip(ys, targets_of(taught, name, ys), strict=True):
+                for y, target in zip(ys, targets_of(taught, name), strict=True):
                     sums[name].add(*target.pair(y))
         return {name: each.spread() for name, each in sums.items()}
 
 
-class Target(NamedTuple):
-    """What an output should be, at the real tokens."""
+def reference_of(
+    teacher: nn.Module, layers: Mapping[str, PatchedAttention], device: torch.device
+) -> nn.Module:
+    """Copy the teacher, with mechanisms for the attentions that layers have replaced.
 
-    y: Tensor  # [B, N, ...]
-    mask: Tensor | None  # [B, N]
+    They are patched with softmax attention, which computes what they did. The copy shares its
+    tensors with the teacher unless they have to go to another device.
+    """
+    tensors = [*teacher.parameters(), *teacher.buffers()]
+    there = all(tensor.device == device for tensor in tensors)
+    copy = deepcopy(teacher, {id(t): t for t in tensors} if there else None).eval().to(device)
+    found = {site.name: site for site in find_sites(copy)}
+    missing = [name for name in layers if name not in found]
+    if missing:
+        raise ValueError(
+            f"teacher has no attention at {', '.join(missing)}, which is patched in model; pass "
+            "the model as it was before patch (a deep copy of it)"
+        )
+    for name, layer in layers.items():
+        if not isinstance(found[name].module, PatchedAttention):
+            patch(copy, "softmax", name, causal=layer.causal)
+    return copy
 
-    def pair(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets of the real tokens, [T, ...] each."""
-        if self.mask is None:
-            return y, self.y
-        return y[self.mask], self.y[self.mask]
+
+@contextmanager
+def as_called(layer: PatchedAttention, call: Call) -> Iterator[Any]:
+    """Give the mechanism of a layer, ready to be called as the call was."""
+    with rotated(call.rotation):
+        yield layer.mechanism
 
 
-def targets_of(taught: Shown, name: str, like: list[Tensor]) -> list[Target]:
+def targets_of(taught: Shown, name: str) -> list[Target]:
     """The targets of a layer, or of the outputs."""
     if name != OUTPUTS:
         return [Target(call.y, call.masks.get("token_mask")) for call in taught.calls[name]]
@@ -100,13 +172,6 @@ def targets_of(taught: Shown, name: str, like: list[Tensor]) -> list[Target]:
     mask = last.masks.get("token_mask")
     fits = mask is not None and taught.outputs.shape[:2] == mask.shape
     return [Target(taught.outputs, mask if fits else None)]
-
-
-def relative_error(y: Tensor, target: Target, variance: float) -> Tensor:
-    """Mean squared error over the variance of a token."""
-    made, wanted = target.pair(y)
-    num_tokens = made.numel() // made.shape[-1]
-    return (made - wanted).square().sum() / (max(num_tokens, 1) * max(variance, 1e-30))
 
 
 class _Sums:
@@ -128,8 +193,14 @@ class _Sums:
         return Spread(self.error / n / variance, variance, self.num_tokens)
 
 
+def _note(calls: list[Call], mechanism: nn.Module, args: Any, kwargs: Any, y: Tensor) -> None:
+    x, *context = args
+    masks = dict(kwargs) | ({"context": context[0]} if context else {})
+    calls.append(Call(x, masks, running_rotation(), y))
+
+
 def _main_output(outputs: Any) -> Tensor:
-    """The logits or hidden states among what a model returns."""
+    """Select the logits or hidden states among the outputs of a model."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping):

@@ -11,24 +11,18 @@ from torch import Tensor, nn
 
 from primal_attention.objectives import ksvd_loss
 from primal_attention.patching.distill.batches import Batch, BatchStream
-from primal_attention.patching.distill.matching import (
-    OUTPUTS,
-    Pair,
-    Spread,
-    relative_error,
-    targets_of,
-)
+from primal_attention.patching.distill.matching import OUTPUTS, Pair, Spread, targets_of
 from primal_attention.patching.hosts.host import PatchedAttention
 
 CHECKS = 6
-"""How often a stage is measured on held-out batches."""
+"""Number of measurements of a stage on held-out batches."""
 PATIENCE = 3
 """A stage stops after so many measurements without a better one."""
 _SMALLEST_STEP, _RISE = 1e-3, 0.2
 
 
 class Event(NamedTuple):
-    """Where a transfer stands."""
+    """The progress of a transfer."""
 
     stage: str
     done: int  # steps of the stage
@@ -40,7 +34,7 @@ Progress = Callable[[Event], None]
 
 
 class Goal(NamedTuple):
-    """What a stage of training tries to match."""
+    """The targets of one stage of training."""
 
     stage: str
     own_inputs: bool  # of the student; else each layer gets the teacher's
@@ -53,8 +47,8 @@ class Goal(NamedTuple):
         made = pair.on_own_inputs(batch) if self.own_inputs else pair.on_teachers_inputs(taught)
         errors = {
             name: _mean(
-                relative_error(y, target, variances[name])
-                for y, target in zip(ys, targets_of(taught, name, ys), strict=True)
+                target.relative_error(y, variances[name])
+                for y, target in zip(ys, targets_of(taught, name), strict=True)
             )
             for name, ys in made.items()
         }
@@ -64,7 +58,7 @@ class Goal(NamedTuple):
         return loss + self.eta * ksvd_loss(pair.student) if self.eta else loss
 
     def error(self, measured: Mapping[str, Spread]) -> float:
-        """What is to fall on held-out batches."""
+        """The error on held-out batches that is to fall."""
         if self.own_inputs:
             return measured[OUTPUTS].error
         errors = [spread.error for name, spread in measured.items() if name != OUTPUTS]
@@ -74,19 +68,26 @@ class Goal(NamedTuple):
 class Trainer:
     """Trains the layers of a student, and keeps what was best on held-out batches."""
 
-    def __init__(self, pair: Pair, valid: list[Batch], lr: float, progress: Progress | None):
-        self.pair, self.valid, self.lr = pair, valid, lr
-        self.progress = progress or (lambda event: None)
+    def __init__(self, pair: Pair, valid: list[Batch], lr: float, progress: Progress):
+        self.pair, self.valid, self.lr, self.progress = pair, valid, lr, progress
         self.parameters = [p for layer in pair.layers.values() for p in layer.parameters()]
 
     def run(self, goal: Goal, stream: BatchStream, steps: int, start: Mapping[str, Spread]) -> int:
-        """Take so many steps, fewer where they do not help; how many were taken."""
+        """Take so many steps, fewer where they do not help; return how many were taken."""
         variances = {name: spread.variance for name, spread in start.items()}
-        optimizer, schedule = self._optimizer(steps)
+        # A step changes a tensor in proportion to its own size.
+        groups = [{"params": [p], "lr": self.lr * _size(p)} for p in self.parameters]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cycle, steps))
         best, best_state, worse, done = goal.error(start), self._state(), 0, 0
         every = max(1, steps // CHECKS)
         for done, batch in enumerate(stream.take(steps), 1):
-            self._step(goal.loss(self.pair, batch, variances), optimizer, schedule, done)
+            loss = goal.loss(self.pair, batch, variances)
+            self._check(loss, done)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
             error = None
             if done % every == 0 or done == steps:
                 error = goal.error(self.pair.measure(self.valid))
@@ -96,48 +97,27 @@ class Trainer:
             self.progress(Event(goal.stage, done, steps, error))
             if worse >= PATIENCE:
                 break
-        self._restore(best_state)
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, best_state, strict=True):
+                parameter.copy_(value)
         return done
 
-    def _step(
-        self,
-        loss: Tensor,
-        optimizer: torch.optim.Optimizer,
-        schedule: torch.optim.lr_scheduler.LRScheduler,
-        number: int,
-    ) -> None:
+    def _check(self, loss: Tensor, step: int) -> None:
         if not bool(loss.isfinite()):
             raise ValueError(
-                f"the loss is {float(loss.detach())} at step {number}; try a smaller lr "
+                f"the loss is {float(loss.detach())} at step {step}; try a smaller lr "
                 f"than {self.lr}, and look for inputs that are not finite"
             )
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-
-    def _optimizer(
-        self, steps: int
-    ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        """AdamW with one cycle; a step changes a tensor in proportion to its own size."""
-        groups = [{"params": [p], "lr": self.lr * _size(p)} for p in self.parameters]
-        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0)
-        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cycle, steps))
 
     def _state(self) -> list[Tensor]:
         return [p.detach().clone() for p in self.parameters]
-
-    @torch.no_grad()
-    def _restore(self, state: list[Tensor]) -> None:
-        for parameter, value in zip(self.parameters, state, strict=True):
-            parameter.copy_(value)
 
 
 @contextmanager
 def only_layers_learn(
     model: nn.Module, layers: Mapping[str, PatchedAttention], *, training: bool
 ) -> Iterator[None]:
-    """Gradients for the layers alone, the rest in evaluation mode; then all as it was."""
+    """Give gradients to the layers alone, the rest in evaluation mode; restore all afterwards."""
     modes = {module: module.training for module in model.modules()}
     learns = {parameter: parameter.requires_grad for parameter in model.parameters()}
     model.eval().requires_grad_(False)

@@ -11,7 +11,7 @@ from primal_attention.models import (
     TwoTowerClassifier,
     build_attentions,
 )
-from primal_attention.models.leaking import PaddingLeaks
+from primal_attention.models.stacks import PaddingLeaks
 from primal_attention.tasks import Sizes
 from primal_attention.training.recipe import Recipe
 
