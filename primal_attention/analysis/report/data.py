@@ -170,7 +170,7 @@ class Predictions:
         return 100 * float(self.confusion.diagonal().sum()) / self.num_cases
 
 
-class Findings(NamedTuple):
+class RunFindings(NamedTuple):
     """What the data show; in place of a part that is missing, the reason."""
 
     predictions: Predictions | str
@@ -179,7 +179,7 @@ class Findings(NamedTuple):
     num_cases: int = 0
 
 
-def examine(run: FinishedRun, data: Path | None, cases: int, track: Track) -> Findings:
+def examine(run: FinishedRun, data: Path | None, cases: int, track: Track) -> RunFindings:
     """Run the model over test cases, evenly spaced over all of them.
 
     Args:
@@ -190,7 +190,7 @@ def examine(run: FinishedRun, data: Path | None, cases: int, track: Track) -> Fi
     """
     reason = "no cases were asked for"
     if cases == 0:
-        return Findings(reason, reason, reason)
+        return RunFindings(reason, reason, reason)
     try:
         task = task_of(run.recipe, data)
         _check_same_data(run, task)
@@ -198,8 +198,8 @@ def examine(run: FinishedRun, data: Path | None, cases: int, track: Track) -> Fi
         if data is not None:
             raise
         reason = f"the data are not at hand: {error}"
-        return Findings(reason, reason, reason)
-    return Findings(
+        return RunFindings(reason, reason, reason)
+    return RunFindings(
         _predictions(run, task, track),
         _spectrum(run, task.test, cases, track),
         _duality(run, task.test, cases, track),

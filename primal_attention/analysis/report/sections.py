@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from primal_attention.analysis.report.data import (
-    Findings,
+    RunFindings,
     FinishedRun,
     Predictions,
     changes,
@@ -41,7 +41,7 @@ class ReportedRun(NamedTuple):
 
     name: str  # unique on the page
     run: FinishedRun
-    findings: Findings
+    findings: RunFindings
     printed: tuple[float, str] | None  # the paper's number and the name of its table
 
 
@@ -114,7 +114,7 @@ def _curves(run: FinishedRun) -> list[Block]:
     return [Beside(drawn)]
 
 
-def _predictions(findings: Findings) -> list[Block]:
+def _predictions(findings: RunFindings) -> list[Block]:
     found = findings.predictions
     if isinstance(found, str):
         return [f"Left out: {found}."]
@@ -140,7 +140,7 @@ def _of_class(found: Predictions, index: int) -> tuple[str, ...]:
     return found.labels[index], str(cases), str(correct), rate, other
 
 
-def _spectra(findings: Findings) -> list[Block]:
+def _spectra(findings: RunFindings) -> list[Block]:
     found = findings.spectrum
     if isinstance(found, str):
         return [f"Left out: {found}."]
@@ -159,7 +159,7 @@ def _spectra(findings: Findings) -> list[Block]:
     return [text, Beside(drawn), table, *(f"{name}: {why}" for name, why in found.skipped.items())]
 
 
-def _primal(findings: Findings) -> list[Block]:
+def _primal(findings: RunFindings) -> list[Block]:
     found, measured = findings.duality, findings.spectrum
     if isinstance(found, str):
         return [f"Left out: {found}."]
