@@ -29,17 +29,18 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from primal_attention import build_attention, ksvd_loss
+from primal_attention.analysis.plot_style import PALETTE
 from primal_attention.tasks.uea import uea_task
 from primal_attention.training import launch, progress_bar, train
 from primal_attention.training.domains import find_recipe
 
 MIB = 2**20
 SETTINGS = ["dim=64", "ffn_dim=128", "num_heads=4", "num_layers=2"]
-#   Model and mechanism, label, colour of the palette of Okabe and Ito.
+#   Model and mechanism, label, colour.
 MODELS = {
-    "softmax": ("softmax", "softmax", "#D55E00"),
-    "primalformer": ("primal", "Primal, sampled weights", "#0072B2"),
-    "primalformer_time": ("primal_time", "Primal, learned time", "#009E73"),
+    "softmax": ("softmax", "softmax", PALETTE["vermilion"]),
+    "primalformer": ("primal", "Primal, sampled weights", PALETTE["blue"]),
+    "primalformer_time": ("primal_time", "Primal, learned time", PALETTE["green"]),
 }
 
 

@@ -13,6 +13,7 @@ two objectives on one of these kernels and says how much of the kernel each of t
 """
 
 import argparse
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from primal_attention.analysis.plot_style import PALETTE
 from primal_attention.atomic_files import replacing
 from primal_attention.theory import (
     Cosine,
@@ -181,7 +183,7 @@ def print_table(header: list[str], rows: list[list[str]]) -> None:
 
 
 def draw_spectra(spectrum: Axes, explained: Axes, cases: list[Case]) -> None:
-    styles = (("tab:blue", "-"), ("tab:blue", "--"), ("tab:red", "-"), ("tab:red", "--"))
+    styles = product((PALETTE["blue"], PALETTE["vermilion"]), ("-", "--"))
     shown = 40
     for case, (color, style) in zip(cases, styles, strict=True):
         index = torch.arange(1, shown + 1)
@@ -202,7 +204,7 @@ def draw_spectra(spectrum: Axes, explained: Axes, cases: list[Case]) -> None:
 
 
 def draw_descents(axes: Axes, descents: list[Descent], best: float) -> None:
-    for descent, color in zip(descents, ("tab:orange", "tab:green"), strict=True):
+    for descent, color in zip(descents, (PALETTE["orange"], PALETTE["green"]), strict=True):
         steps = range(1, len(descent.unexplained) + 1)
         label = f"minimising {descent.name.replace('J^2', '$J^2$')}"
         axes.semilogx(steps, descent.unexplained, color=color, linewidth=2, label=label)
