@@ -1,7 +1,7 @@
-"""Arrays in `.npy` and `.npz` files, which may come from anyone.
+"""Read and write arrays in `.npy` and `.npz` files, which may come from anyone.
 
-Nothing is allocated before the sizes in all headers agree with each other and with the size of the
-file, and nothing but numbers and text is read: no objects, so no pickles.
+Memory is allocated only after the sizes in all headers agree with each other and with the size of
+the file. Only numbers and text are read: no objects, so no pickles.
 """
 
 import ast
@@ -22,12 +22,12 @@ from primal_attention.foreign_files import file_size, is_plain_name
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # bytes
 _LAST_CHARACTER, _SURROGATE = 0x10FFFF, 0xD800 >> 11
-_PIECE = 2**20  # bytes that are unpacked at a time
+_PIECE = 2**20  # bytes unpacked at a time
 _ALWAYS, _TIMES = 2**28, 32  # bytes that any file may unpack to, and times the size of a large one
 
 
 class Header(NamedTuple):
-    """The words at the beginning of an array."""
+    """The header of an array."""
 
     dtype: np.dtype[Any]
     in_columns: bool  # Fortran's order
@@ -35,16 +35,12 @@ class Header(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the array takes, without a limit to the number."""
+        """Bytes of the array, without overflow."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_array(path: Path) -> NDArray[Any]:
-    """The array of a `.npy` file.
-
-    Raises:
-        Exception: Of any kind, and without the name of the file: to be called within ``reading``.
-    """
+    """Read a `.npy` file; call it within ``reading``, since errors do not name the file."""
     size = file_size(path)
     with path.open("rb") as file:
         header = _header(file, size)
@@ -52,7 +48,7 @@ def read_array(path: Path) -> NDArray[Any]:
 
 
 class ArrayFile:
-    """The arrays of an `.npz` file, by name; all of them together unpack to a bounded size."""
+    """The arrays of an `.npz` file by name; all together unpack to a bounded size."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile):
         self._path, self._archive = path, archive
@@ -74,7 +70,7 @@ class ArrayFile:
         return tuple(self._members)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """An array, copied into memory and checked against its CRC."""
+        """Copy an array into memory and check its CRC."""
         member = self._member(name)
         with self._archive.open(member) as file:
             header = _header(file, member.file_size)
@@ -94,23 +90,20 @@ class ArrayFile:
         return _shaped(flat, header)
 
     def get(self, name: str) -> NDArray[Any] | None:
-        """An array, or None where the file has none of that name."""
+        """Return an array, or None where the file has none of that name."""
         if name not in self:
             return None
         return self[name]
 
     def text(self, name: str) -> str:
-        """A text, which is an array without dimensions."""
+        """Return a text, which is an array without dimensions."""
         array = self[name]
         if array.dtype.kind != "U" or array.shape:
             raise ValueError(f"{name!r} is no text but {array.dtype} {array.shape}")
         return str(array)
 
     def mapped(self, name: str) -> NDArray[Any]:
-        """An array that is not compressed, mapped into memory; changes are not written back.
-
-        Its CRC is not looked at.
-        """
+        """Map an uncompressed array into memory, copy-on-write, without checking its CRC."""
         member = self._member(name)
         if member.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{name!r} is compressed")
@@ -137,25 +130,21 @@ class ArrayFile:
 
 @contextmanager
 def open_arrays(path: Path) -> Iterator[ArrayFile]:
-    """The arrays of an `.npz` file.
-
-    Raises:
-        Exception: Of any kind, and without the name of the file: to be called within ``reading``.
-    """
+    """Open an `.npz` file; call it within ``reading``, since errors do not name the file."""
     file_size(path)
     with zipfile.ZipFile(path) as archive:
         yield ArrayFile(path, archive)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], *, compressed: bool = False) -> None:
-    """Write arrays to an `.npz` file that is there whole or not at all; makes its folder."""
+    """Write arrays to an `.npz` file in one step and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as incoming, incoming.open("wb") as file:
         (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
 
 def _header(file: IO[bytes], size: int) -> Header:
-    """The header of an array that takes, with it, so many bytes."""
+    """Read the header of an array that takes, with it, ``size`` bytes."""
     start = file.read(8)
     if start[:6] != _MAGIC or start[6:7] not in (b"\1", b"\2", b"\3"):
         raise ValueError("an array of numpy was expected; it is another file, or damaged")
@@ -192,7 +181,7 @@ def _parsed(text: str) -> Header:
 
 
 def _shaped(flat: NDArray[Any], header: Header) -> NDArray[Any]:
-    """The array of its values; each of them is one that its type can have."""
+    """Shape the values after checking that the type can have each of them."""
     if header.dtype.kind == "b" and (flat.view(np.uint8) > 1).any():
         raise ValueError("it has a value that is neither true nor false")
     if header.dtype.kind == "U" and flat.nbytes:

@@ -1,7 +1,6 @@
-"""Files that are there whole or not at all, whatever happens while they are written.
+"""Write files whole or not at all, and lock paths that only one process may write to.
 
-A path that one process alone may write to is held with ``holding``. The lock belongs to the
-process: the system releases it when the process ends, however that happens.
+A lock belongs to its process: the system releases it when the process ends, however that happens.
 """
 
 import csv
@@ -11,16 +10,15 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # a system without locks of files
+except ImportError:  # a system without file locks
     fcntl = None  # type: ignore[assignment]
 
-_POLL = 0.01  # seconds between two looks at a lock that is waited for
-_READ_AT_ONCE = 1 << 20
+_POLL = 0.01  # seconds between two tries of a lock
 REMEDY = "take a copy of it, or remove it and run what wrote it again"
 
 
@@ -38,9 +36,9 @@ class HeldError(OSError):
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside a path that takes its place once it is whole and on the disk.
+    """Yield a temporary file that replaces the path once it is complete and on the disk.
 
-    An error of writing names the path; what was there before is still there.
+    If writing fails, the error names the path and the earlier file remains.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
@@ -55,7 +53,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing_to(path: Path, *files: Path) -> Iterator[None]:
-    """Name a place in errors of writing that name no file, a temporary one, or one of these."""
+    """Name the path in errors of writing that name no file, a temporary one, or one of these."""
     try:
         yield
     except WriteError:
@@ -88,7 +86,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what writers left behind that were killed; a file that is being written stays."""
+    """Remove the temporary files of killed writers; a file that is being written remains."""
     for left in directory.glob(".*.unfinished"):
         try:
             with _locked(left):
@@ -99,7 +97,7 @@ def remove_unfinished(directory: Path) -> None:
 
 @contextmanager
 def fitting(path: Path, what: str) -> Iterator[None]:
-    """Name a file or folder that does not hold what is made of it."""
+    """Name a file or folder whose content does not fit."""
     try:
         yield
     except UnreadableFileError:
@@ -121,10 +119,10 @@ def fitting(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def holding(path: Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Hold a file or folder, which no other process that asks for it gets until then.
+    """Lock a file or folder against other processes that ask for it.
 
     Args:
-        path: The file or folder. A file need not be there; its folder has to be.
+        path: The file or folder. A file need not exist; its folder must.
         wait: Seconds to wait for another process.
 
     Raises:
@@ -132,8 +130,7 @@ def holding(path: Path, *, wait: float = 0.0) -> Iterator[None]:
     """
     lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
     with ExitStack() as stack:
-        file = _acquire(stack, lock, path, time.monotonic() + wait)
-        _sign(file)
+        _sign(_acquire(stack, lock, path, time.monotonic() + wait))
         try:
             yield
         finally:
@@ -157,19 +154,16 @@ def _acquire(stack: ExitStack, lock: Path, path: Path, until: float) -> int | No
 
 
 def checksum_of(path: Path) -> str:
-    """The SHA-256 of a file."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
-        while part := file.read(_READ_AT_ONCE):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int | None]:
-    """A file that is made, opened and locked; ``BlockingIOError`` where another process has it.
+    """Create, open and lock a file; raise ``BlockingIOError`` if another process holds it.
 
-    None on a system without locks of files.
+    Yields None on a system without file locks.
     """
     if fcntl is None:
         yield None
@@ -177,21 +171,17 @@ def _locked(path: Path) -> Iterator[int | None]:
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            _lock(file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # a file system without locks
             if _is_at(file, path):  # else another process removed it before it was locked
                 yield file
                 return
         finally:
             os.close(file)
-
-
-def _lock(file: int) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:  # a file system without locks
-        return
 
 
 def _is_at(file: int, path: Path) -> bool:
@@ -202,14 +192,11 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _sign(file: int | None) -> None:
-    """Say in a lock who holds it; a full disk leaves it unsaid."""
-    if file is None:
-        return
-    try:
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    except OSError:
-        return
+    """Write the holder into the lock; a full disk leaves it out."""
+    if file is not None:
+        with suppress(OSError):
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
 def _signature(lock: Path) -> str:

@@ -21,46 +21,38 @@ FixedMap = Callable[[Tensor], Tensor]
 
 
 def cosine(z: Tensor) -> Tensor:
-    """Unit vector z / |z|, and 0 where z is 0 or |z|^2 is no normal number.
+    """Normalise to the unit vector z / |z|; 0 where z is 0 or |z|^2 is no normal number.
 
-    All derivatives are 0 there. A length does not change the direction, so that z is divided by its
-    own as by a number, and what is left, near 1, by its root: no derivative leaves the range.
+    All derivatives are 0 there. z is divided by its length as by a constant, and the result, whose
+    length is near 1, by its own length: no derivative overflows.
     """
-    length, range_of = (
-        torch.linalg.vector_norm(z.detach(), dim=-1, keepdim=True),
-        torch.finfo(z.dtype),
-    )
-    known = (length >= math.sqrt(range_of.tiny)) & (length <= range_of.max)
+    length = torch.linalg.vector_norm(z.detach(), dim=-1, keepdim=True)
+    known = (length >= math.sqrt(torch.finfo(z.dtype).tiny)) & (length <= torch.finfo(z.dtype).max)
     unit = z * torch.where(known, length.reciprocal(), 0.0)
     return unit * torch.where(known, (unit * unit).sum(-1, keepdim=True), 1.0).rsqrt()
 
 
 def elu(z: Tensor) -> Tensor:
-    """Positive everywhere: z + 1, and exp(z) on the negative side."""
+    """Compute elu + 1, positive everywhere: z + 1, and exp(z) on the negative side."""
     return torch.where(z > 0, z + 1.0, z.clamp(max=0.0).exp())
 
 
 def unit_elu(z: Tensor) -> Tensor:
-    """The unit vector of elu + 1.
+    """Normalise elu + 1.
 
-    elu + 1 is exp(z) on the negative side, so that a shift of a whole vector below zero is a
-    factor, which the norm cancels: it is taken off first, and nothing underflows.
+    elu + 1 is exp(z) on the negative side, so a shift of a vector that is all negative is a factor,
+    which the norm cancels: it is removed first, and nothing underflows.
     """
-    return cosine(elu(_below_zero(z)))
-
-
-def _below_zero(z: Tensor) -> Tensor:
-    """The vector, its largest entry at least 0."""
-    return z - z.detach().amax(-1, keepdim=True).clamp(max=0.0)
+    return cosine(elu(z - z.detach().amax(-1, keepdim=True).clamp(max=0.0)))
 
 
 def relu(z: Tensor) -> Tensor:
-    """max(z, 0)."""
+    """Compute max(z, 0)."""
     return z.clamp(min=0.0)
 
 
 def identity(z: Tensor) -> Tensor:
-    """Queries or keys as they are: the linear kernel."""
+    """Return queries or keys unchanged: the linear kernel."""
     return z
 
 
@@ -75,15 +67,14 @@ _FUSED = {name: FIXED_MAPS[name] for name in ("cosine", "elu", "relu", "identity
 
 
 def has_fused_form(name: str) -> bool:
-    """Return whether the fused ops have this map: the one that they know by the name."""
+    """Return whether the fused ops have this map under its name."""
     return name in _FUSED and FIXED_MAPS.get(name) is _FUSED[name]
 
 
 class FeatureMap(nn.Module, ABC):
-    """A map [..., C] -> [..., P] whose result has at least float32.
+    """A map [..., C] -> [..., P] with a result of at least float32.
 
-    ``normalised`` says that features are to be divided by the square root of D-hat, see
-    :func:`normaliser`.
+    If ``normalised``, features are divided by the square root of D-hat, see :func:`normaliser`.
     """
 
     normalised: ClassVar[bool] = False
@@ -92,7 +83,7 @@ class FeatureMap(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, z: Tensor) -> Tensor:
-        """Features of the queries or keys z."""
+        """Compute the features of queries or keys z."""
 
 
 class ExponentialFeatureMap(FeatureMap):
@@ -121,7 +112,7 @@ class ExponentialFeatureMap(FeatureMap):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the directions; what a module that was built without memory calls at the end."""
+        """Draw the directions, also for a module that was built on the meta device."""
         self.redraw()
 
     @torch.no_grad()
@@ -137,11 +128,11 @@ class ExponentialFeatureMap(FeatureMap):
         self.projection.copy_(directions * lengths)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Features [..., P] of z [..., C]."""
+        """Compute the features [..., P] of z [..., C]."""
         return _positive_random_features(z, self.projection, self.eps)
 
     def extra_repr(self) -> str:
-        """The sizes, for printing."""
+        """Return the sizes, for printing."""
         return f"head_dim={self.head_dim}, num_features={self.feature_dim}, eps={self.eps}"
 
 
@@ -155,8 +146,8 @@ def _positive_random_features(z: Tensor, projection: Tensor, eps: float) -> Tens
 def normaliser(phi_q: Tensor, key_sum: Tensor) -> Tensor:
     r"""D-hat of Remark 4.1 for each token: $\hat D_i = \phi_q(x_i)^\top \sum_j \phi_k(x_j)$.
 
-    Both scores of token i are divided by its square root. Where no key has a feature in common
-    with the query (D-hat = 0) the factor 1 is returned instead.
+    Both scores of token i are divided by its square root; 1 where D-hat is 0, because no key has a
+    feature in common with the query.
     """
     normaliser = (phi_q * key_sum).sum(-1, keepdim=True)
     return torch.where(normaliser > 0, normaliser, 1.0)
@@ -166,7 +157,7 @@ FeatureMapSpec = str | FeatureMap | Sequence[str | FeatureMap]
 
 
 def feature_map_pair(spec: FeatureMapSpec, head_dim: int) -> list[str | FeatureMap]:
-    """Maps of queries and keys: one entry where they share it, two where they differ.
+    """Build the maps of queries and keys: one entry where they share it, two where they differ.
 
     ``spec`` is a name (cosine, exponential, elu, unit_elu, relu, identity), a :class:`FeatureMap`,
     or a pair (for queries, for keys) of these.

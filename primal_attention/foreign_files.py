@@ -1,4 +1,4 @@
-"""Files that anyone may have written: what is wrong with one is said in a line that names it."""
+"""Read files that anyone may have written: errors are one line that names the file."""
 
 import stat
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ _LONGEST = 300  # characters of a reason
 
 @contextmanager
 def reading(path: Path | str, kind: str, remedy: str) -> Iterator[None]:
-    """Raise a ValueError that names the file for all that its content makes go wrong.
+    """Turn every error of parsing into a ValueError that names the file.
 
     Parsers fail on foreign bytes in ways of their own (EOFError, MemoryError, struct.error, ...),
-    so every exception is caught. An OSError that has the name of a file passes: it says enough.
+    so every exception is caught, except an OSError that names a file already.
 
     Args:
-        path: Of the file or folder that is read within.
+        path: The file or folder that is read.
         kind: Follows ``is not``: what the file should be.
         remedy: What to do about it.
     """
@@ -31,7 +31,7 @@ def reading(path: Path | str, kind: str, remedy: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, in one printable line of bounded length."""
+    """Return the message of an exception in one printable line of bounded length."""
     words = " ".join(str(error).split())
     if not isinstance(error, (ValueError, OSError)) or not words:
         words = f"{type(error).__name__}: {words}" if words else type(error).__name__
@@ -40,7 +40,7 @@ def reason(error: Exception) -> str:
 
 
 def file_size(path: Path) -> int:
-    """The bytes of a regular file; pipes and devices, which have no end, are refused."""
+    """Return the bytes of a regular file; refuse pipes and devices, which have no end."""
     found = path.stat()
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(f"{path} is a folder; give a file")
@@ -50,7 +50,7 @@ def file_size(path: Path) -> int:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a file that has no use for more than so many bytes."""
+    """Read a file that may have at most so many bytes."""
     if (size := file_size(path)) > most:
         raise ValueError(
             f"{path} has {size} bytes, and at most {most} are expected; is it another file?"
@@ -59,7 +59,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a file in UTF-8."""
+    """Read a text in UTF-8 of at most so many bytes."""
     with reading(path, "a text in UTF-8", "get the whole file anew"):
         return read_bytes(path, most).decode("utf-8-sig")
 

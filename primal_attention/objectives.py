@@ -1,9 +1,7 @@
-"""What is added to the task loss: the KSVD objectives, from Gram matrices alone.
+"""The KSVD objectives, which are added to the task loss.
 
-With G_q = Phi_q^T Phi_q, a sum over tokens such as sum_i e_i^T Lambda e_i is
-Tr(Lambda W_{e|X}^T G_q W_{e|X}), so no score is needed.
-
-Letters: B batch, H heads, P feature dim, S directions.
+They need Gram matrices alone: with G_q = Phi_q^T Phi_q, a sum over tokens such as
+sum_i e_i^T Lambda e_i is Tr(Lambda W_{e|X}^T G_q W_{e|X}).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ from primal_attention.precision import without_autocast
 
 
 def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
-    """The KSVD objective of all Primal layers of a model, for ``task_loss + eta * ksvd_loss``.
+    """Compute the KSVD objective of all Primal layers, to be added to the task loss times eta.
 
     Args:
         model: Any module with Primal layers in it, after a forward pass in training mode.
@@ -29,17 +27,17 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
 
             - ``zero``: J^2 of eq. (10) and (11): a sum over tokens, the mean over heads, squared
               for each sequence; mean over the batch, sum over layers.
-            - ``released``: the same as the released code has it for time series, reinforcement
-              learning and language: Lambda squared, mean over tokens, mean over layers. The
-              paper's values of eta go with this one and the next.
+            - ``released``: the form of the released code for time series, reinforcement learning
+              and language: Lambda squared, mean over tokens, mean over layers. The paper's values
+              of eta go with this one and the next.
             - ``released_batch``: with the batch mean inside the square (long sequences, images).
             - ``explained_energy``: the fraction of the kernel's energy that the directions leave
               unexplained, mean over heads, sequences and layers. Its minimiser is the truncated
               SVD; that of the others need not be.
 
-    A layer keeps its latest training pass in each thread, and the objective is of the passes that
-    the calling thread has run; inside ``with record_ksvd(model):`` all passes are kept and their
-    sequences averaged over.
+    A layer keeps its latest training pass in each thread; the objective uses the passes of the
+    calling thread. Inside ``with record_ksvd(model):`` all passes are kept and their sequences
+    averaged.
     """
     if objective not in OBJECTIVES:
         check_choice("objective", objective, OBJECTIVES)
@@ -70,14 +68,14 @@ def ksvd_loss(model: nn.Module, *, objective: str = "released") -> Tensor:
 
 
 class Objective(NamedTuple):
-    """How an objective is made of the passes of each layer."""
+    """An objective as a function of the passes of each layer."""
 
     of_run: Callable[[KSVDStatistics], Tensor]  # the mean over the sequences of a pass
-    squared: bool = False  # whether the mean over the batch is
+    squared: bool = False  # the mean over the batch is squared
     summed: bool = False  # over the layers, in place of a mean
 
     def of_layer(self, runs: list[KSVDStatistics]) -> Tensor:
-        """The mean over the sequences of all passes that have a real token on either side."""
+        """Average over the sequences of all passes that have a real token on either side."""
         for run in runs:
             if not run.with_gradients:
                 raise RuntimeError(
@@ -96,10 +94,10 @@ class Objective(NamedTuple):
 
 
 def _ending_with_its_graph(value: Tensor, kept: list[Passes]) -> Tensor:
-    """The objective, whose backward pass lets go of the graph that it has used up.
+    """Make the backward pass of the objective free the graph that it has used up.
 
-    Else the graph, and with it the nodes that accumulate gradients, would live on into the next
-    step: on streams of their own, which a CUDA graph that is captured there may not wait for.
+    Else the graph and its nodes that accumulate gradients would live into the next step, on streams
+    of their own, with which a CUDA graph that is captured there may not synchronise.
     """
     runs, differentiated = [], False
     for passes in kept:
@@ -131,8 +129,8 @@ def _refuse(_: Tensor) -> None:
 def record_ksvd(model: nn.Module) -> Iterator[None]:
     """Keep every training pass of each Primal layer that this thread runs, not only the latest.
 
-    For layers that run more than once in a step: two towers, shared layers. The passes stay kept
-    after the block, until the layer next runs. Entering the block lets go of what was kept before.
+    For layers that run more than once in a step: two towers, shared layers. The passes are kept
+    after the block until the layer next runs; entering the block frees earlier ones.
     """
     kept = [layer.passes for layer in model.modules() if isinstance(layer, KSVDLayer)]
     for passes in kept:
@@ -149,7 +147,7 @@ def _zero(run: KSVDStatistics) -> Tensor:
 
 
 def _unexplained(run: KSVDStatistics) -> Tensor:
-    """The fraction of the kernel's energy that is left, the mean over heads and sequences."""
+    """Average the unexplained fraction of the kernel's energy over heads and sequences."""
     grams, weights = run.sums.grams, run.sums.weights
     left = unexplained_energy(grams, weights, run.lambda_diag, run.x_sampled)
     return mean_over_sequences(left.mean(-1), run.num_queries, run.num_keys)

@@ -1,8 +1,8 @@
-"""The precision contract: whatever the input's dtype, sums are accumulated in at least float32.
+"""The precision contract: sums are accumulated in at least float32, whatever the input's dtype.
 
-Autocast would lower the precision of the small matrices on which the objectives rest, so the
-arithmetic that this package writes out itself runs with autocast off; the projections, which are
-ordinary ``nn.Linear`` layers, follow it.
+Autocast would lower the precision of the small matrices on which the objectives rest, so only the
+projections, which are ordinary ``nn.Linear`` layers, follow it; the other arithmetic of this
+package runs with autocast off.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ R = TypeVar("R")
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 for the half precisions, the dtype itself for float32 and float64."""
+    """Return float32 for the half precisions, else the dtype itself."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def accumulate(tensor: Tensor) -> Tensor:
-    """The tensor in its accumulation dtype."""
+    """Cast a tensor to its accumulation dtype."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def operand_dtype(of_tokens: torch.dtype, of_matrix: torch.dtype) -> torch.dtype:
-    """The dtype in which a matrix is kept that meets tokens in products alone.
+    """Return the dtype of a matrix that is only multiplied with tokens.
 
     Products of bfloat16 round it to bfloat16 anyway, which has the range of float32.
     """
@@ -36,7 +36,7 @@ def operand_dtype(of_tokens: torch.dtype, of_matrix: torch.dtype) -> torch.dtype
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which autocast projects x; that of x without it, or on the meta device."""
+    """Return the dtype in which autocast projects x; without autocast, or on meta, that of x."""
     kind = x.device.type
     if kind != "meta" and x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
@@ -44,7 +44,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which operations keep the dtype of their operands."""
+    """Return a context in which operations keep the dtype of their operands."""
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()

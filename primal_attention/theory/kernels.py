@@ -7,41 +7,41 @@ Legend: N points of the first set, T of the second, D their coordinates, P featu
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
-from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 
-class Kernel(Protocol):
-    """What every kernel of this file can do."""
+class Kernel(ABC):
+    """A kernel function."""
 
+    @abstractmethod
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        """The matrix of the values, [N, D] and [T, D] -> [N, T]."""
-        ...
+        """Evaluate all pairs, [N, D] and [T, D] -> [N, T]."""
 
     def features(self, X: Tensor) -> Tensor:
-        """The finite feature map, [N, D] -> [N, P]; ValueError where there is none."""
-        ...
+        """Compute the finite feature map, [N, D] -> [N, P]; ValueError where there is none."""
+        raise ValueError(f"{self} has no finite feature map; call the kernel instead")
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Kernel):
     r"""$\kappa(x, z) = \langle x, z\rangle / (|x||z|)$, and 0 where a point is 0.
 
     The kernel of the experiments of Chen et al. 2023 (Remark 4.1).
     """
 
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        """The matrix of the values, [N, D] and [T, D] -> [N, T]."""
+        """Evaluate all pairs, [N, D] and [T, D] -> [N, T]."""
         _check_points(X, Z)
         return self.features(X) @ self.features(Z).T
 
     def features(self, X: Tensor) -> Tensor:
-        """The rows of X at unit length; rows of zeros stay zero, with zero gradient."""
+        """Normalise the rows of X; rows of zeros stay zero, with zero gradient."""
         # The map does not see the length of a row, so dividing by the largest entry first only
         # keeps the squares from under- or overflowing.
         largest = X.detach().abs().amax(dim=1, keepdim=True)  # [N, 1]
@@ -51,7 +51,7 @@ class Cosine:
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(Kernel):
     r"""$\kappa(x, z) = \exp(c\,\langle x, z\rangle)$: the attention score before its normaliser.
 
     Attributes:
@@ -65,18 +65,14 @@ class Exponential:
             _check_positive("scale", self.scale)
 
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        """The matrix of the values, [N, D] and [T, D] -> [N, T]."""
+        """Evaluate all pairs, [N, D] and [T, D] -> [N, T]."""
         _check_points(X, Z)
         scale = X.shape[1] ** -0.5 if self.scale is None else self.scale
         return ((scale * X) @ Z.T).exp_()
 
-    def features(self, X: Tensor) -> Tensor:
-        """Raise: the feature space has no finite dimension."""
-        _refuse_features(self)
-
 
 @dataclass(frozen=True)
-class RBF:
+class RBF(Kernel):
     r"""$\kappa(x, z) = \exp(-\gamma\,|x - z|^2)$.
 
     Attributes:
@@ -90,7 +86,7 @@ class RBF:
             _check_positive("gamma", self.gamma)
 
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        """The matrix of the values, [N, D] and [T, D] -> [N, T]."""
+        """Evaluate all pairs, [N, D] and [T, D] -> [N, T]."""
         _check_points(X, Z)
         gamma = 1 / X.shape[1] if self.gamma is None else self.gamma
         # -gamma |x - z|^2 is one matrix product of the points with two more coordinates each.
@@ -102,13 +98,9 @@ class RBF:
         z_long = torch.cat([Z, torch.ones_like(z_norm), z_norm], dim=1)
         return (x_long @ z_long.T).clamp_(max=0).exp_()
 
-    def features(self, X: Tensor) -> Tensor:
-        """Raise: the feature space has no finite dimension."""
-        _refuse_features(self)
-
 
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(Kernel):
     r"""$\kappa(x, z) = (\gamma\,\langle x, z\rangle + c)^{degree}$.
 
     Attributes:
@@ -130,12 +122,12 @@ class Polynomial:
             raise ValueError(f"coef0 must be at least 0 and finite, got {self.coef0!r}")
 
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        """The matrix of the values, [N, D] and [T, D] -> [N, T]."""
+        """Evaluate all pairs, [N, D] and [T, D] -> [N, T]."""
         _check_points(X, Z)
         return (self._gamma(X) * (X @ Z.T) + self.coef0) ** self.degree
 
     def features(self, X: Tensor) -> Tensor:
-        r"""All monomials of the degree, each times the root of its multinomial coefficient.
+        r"""Compute all monomials of the degree, times the root of their multinomial coefficients.
 
         The constant is one more coordinate $\sqrt{c}$, so P is the binomial coefficient
         (D + degree over degree), or (D + degree - 1 over degree) where c = 0.
@@ -164,7 +156,7 @@ KERNELS: dict[str, type[Kernel]] = {
 
 
 def _multinomial(monomial: tuple[int, ...]) -> int:
-    """How many orders the factors of a monomial have: degree! / (a_1! a_2! ...)."""
+    """Count the orders of the factors of a monomial: degree! / (a_1! a_2! ...)."""
     repeats = math.prod(math.factorial(count) for count in Counter(monomial).values())
     return math.factorial(len(monomial)) // repeats
 
@@ -180,7 +172,3 @@ def _check_points(X: Tensor, Z: Tensor) -> None:
 def _check_positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
-
-
-def _refuse_features(kernel: Kernel) -> NoReturn:
-    raise ValueError(f"{kernel} has no finite feature map; call the kernel instead")

@@ -1,28 +1,25 @@
 r"""Attention as support vector regression, after Nguyen et al. 2023.
 
 "A Primal-Dual Framework for Transformers and Neural Networks", ICLR 2023. One head, float64, plain
-functions of tensors. The keys are training inputs with targets that nobody writes down, a query is
-a test point, and the values are the dual variables of the regression
+functions of tensors. The keys are training inputs with implicit targets, a query is a test point,
+and the values are, up to a factor, the dual variables of the regression
 
 $f(x) = W\Phi(x) / h(x) + b$    (1)
 
-up to a factor. The numbers (1) to (4) are those of docs/svr.md, which says what of this is the
-paper's and what is ours.
+The numbers (1) to (4) are those of docs/svr.md, which separates the paper's results from ours.
 
 Legend: N queries, T keys, D coordinates, V outputs, P features.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from primal_attention.theory.kernels import Exponential
+from primal_attention.theory.kernels import Exponential, Polynomial
 
 
 class Head(NamedTuple):
@@ -70,7 +67,7 @@ class SVR:
         return (self.targets * dual).sum() - quadratic - self.epsilon * dual.abs().sum()
 
     def solve(self, *, tolerance: float = 1e-14, max_sweeps: int = 20_000) -> Tensor:
-        r"""The a in $[-C, C]$ that maximises (3), [T, V], one coordinate after the other.
+        r"""Find the a in $[-C, C]$ that maximises (3), [T, V], by coordinate descent.
 
         The best $a_j$ with the others fixed is the distance of $y_j$ from what they fit, less
         $\epsilon$, over $\tilde K_{jj}$, kept in the box.
@@ -108,17 +105,15 @@ def taylor_features(X: Tensor, degree: int) -> Tensor:
     if not isinstance(degree, int) or degree < 0:
         raise ValueError(f"degree must be an integer of at least 0, got {degree!r}")
     D = X.shape[1]
-    coordinates = X / D**0.25
-    columns = [
-        coordinates[:, list(monomial)].prod(1) / math.sqrt(_factorials(monomial))
-        for total in range(degree + 1)
-        for monomial in combinations_with_replacement(range(D), total)
+    powers = [
+        Polynomial(total, gamma=D**-0.5, coef0=0.0).features(X) / math.factorial(total) ** 0.5
+        for total in range(1, degree + 1)
     ]
-    return torch.stack(columns, dim=1)
+    return torch.cat([torch.ones_like(X[:, :1]), *powers], dim=1)
 
 
 def elu_features(X: Tensor) -> Tensor:
-    """elu(x) + 1, the features of linear attention."""
+    """Compute elu(x) + 1, the features of linear attention."""
     return torch.nn.functional.elu(X) + 1
 
 
@@ -269,7 +264,3 @@ def support_fraction(keys: Tensor, values: Tensor, *, threshold: float = 0.0) ->
 def flatness(keys: Tensor, values: Tensor) -> Tensor:
     r"""$|W|_F^2 = \sum_{ij} \langle v_i, v_j\rangle \exp(\langle k_i, k_j\rangle/\sqrt D)$."""
     return (values * (Exponential()(keys, keys) @ values)).sum()
-
-
-def _factorials(monomial: tuple[int, ...]) -> int:
-    return math.prod(math.factorial(power) for power in Counter(monomial).values())

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from torch import nn
 
 from primal_attention.analysis.report.data import (
-    RunFindings,
     FinishedRun,
     Predictions,
+    RunFindings,
     changes,
     environment,
     environment_of_report,
