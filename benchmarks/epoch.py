@@ -104,7 +104,7 @@ def time_steps(
     times: dict[str, list[tuple[float, float]]] = {model: [] for model in MODELS}
     for _ in range(WARM_UP + arguments.repeats):
         for model, run in runs.items():
-            step = timed(partial(run.step, indices, run.recipe.lr))
+            step = timed(partial(run.step, indices, run.recipe.optim.lr))
             fetch = timed(partial(run.task.train.__getitem__, indices))
             times[model].append((step, fetch))
     return {

@@ -72,7 +72,7 @@ def run_one(recipe: Recipe, commit: str) -> Row:
     torch.set_num_threads(1)
     torch.backends.cuda.enable_cudnn_sdp(False)
     DOMAINS["cross"] = CROSS
-    return row_of(train(recipe, task_of(recipe), launch(recipe.precision, devices=1)), commit)
+    return row_of(train(recipe, task_of(recipe), launch(recipe.run.precision, devices=1)), commit)
 
 
 class EncoderDecoder(nn.Module):
@@ -80,20 +80,21 @@ class EncoderDecoder(nn.Module):
 
     def __init__(self, recipe: Recipe, sizes: Sizes, num_targets: int):
         super().__init__()
-        shape = recipe.num_layers, recipe.dim, recipe.num_heads
+        model = recipe.model
+        shape = model.num_layers, model.dim, model.num_heads
         self.embedding = Embedding(
-            recipe.dim,
+            model.dim,
             sizes.num_tokens,
             num_channels=sizes.num_channels,
             vocab_size=sizes.vocab_size,
         )
-        self.encoder = Encoder(build_attentions("softmax", *shape), recipe.dim, recipe.ffn_dim)
-        self.queries = nn.Parameter(0.02 * torch.randn(num_targets, recipe.dim))
+        self.encoder = Encoder(build_attentions("softmax", *shape), model.dim, model.ffn_dim)
+        self.queries = nn.Parameter(0.02 * torch.randn(num_targets, model.dim))
         self.blocks = nn.ModuleList(
-            CrossBlock(attention, recipe.dim, recipe.ffn_dim)
-            for attention in build_attentions(recipe.model, *shape, **recipe.attention)
+            CrossBlock(attention, model.dim, model.ffn_dim)
+            for attention in build_attentions(model.name, *shape, **model.attention)
         )
-        self.head = nn.Linear(recipe.dim, sizes.num_outputs)
+        self.head = nn.Linear(model.dim, sizes.num_outputs)
 
     def forward(self, x: Tensor, token_mask: Tensor | None = None) -> Tensor:
         """Outputs [B, targets, K]."""

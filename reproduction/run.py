@@ -152,7 +152,8 @@ def _value(recipe: Recipe, key: str) -> object:
     if key == "dataset":
         return recipe.set_name
     options, _, name = key.rpartition(".")
-    return getattr(recipe, options).get(name) if options else getattr(recipe, name)
+    settings = recipe.flat()
+    return settings[options].get(name) if options else settings[name]
 
 
 def run_all(
@@ -179,7 +180,8 @@ def run_all(
             for future in done:
                 recipe = running.pop(future)
                 if future.exception() is not None:
-                    names = recipe.task, recipe.model, recipe.protocol, str(recipe.seed)
+                    run = recipe.run
+                    names = recipe.task, recipe.model.name, run.protocol, str(run.seed)
                     print(f"{' '.join(names)} has no row: {future.exception()!r}", flush=True)
                     continue
                 table, row = future.result()
@@ -221,7 +223,7 @@ def run_one(
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     torch.set_num_threads(int(os.environ.get("THREADS", "1")))
     torch.backends.cuda.enable_cudnn_sdp(False)  # training through it ended in NaN now and then
-    task, fabric = task_of(recipe), launch(recipe.precision, devices=1)
+    task, fabric = task_of(recipe), launch(recipe.run.precision, devices=1)
     if runs is None:
         return table, row_of(train(recipe, task, fabric), commit)
     place = directory_of(runs, recipe)

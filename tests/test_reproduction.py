@@ -59,9 +59,9 @@ def test_recipes_are_runs_of_their_own(folder):
 def test_spoken_arabic_digits_never_trains_on_test_cases():
     tables = recipes_of(ROOT / "primal_attention" / "table1_uea")
     assert any("SpokenArabicDigits" in recipe.task for recipe in tables)
-    clean = [recipe for recipe in tables if recipe.protocol == "clean"]
+    clean = [recipe for recipe in tables if recipe.run.protocol == "clean"]
     assert clean
-    assert all(recipe.valid_fraction for recipe in clean)
+    assert all(recipe.data.valid_fraction for recipe in clean)
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
@@ -70,12 +70,12 @@ def test_rows_say_what_it_takes_to_run_them_again(path):
     assert rows
     known = {}
     for recipe in recipes_of(path.parent):
-        known.setdefault((recipe.set_name, recipe.model, recipe.protocol), recipe)
+        known.setdefault((recipe.set_name, recipe.model.name, recipe.run.protocol), recipe)
     for row in rows:
         assert set(row) >= set(COLUMNS)
         assert re.fullmatch(r"[0-9a-f]{7,40}", row["commit"]), row["commit"]  # a clean commit
         recipe = known[row["dataset"], row["model"], row["protocol"]]
-        again = Recipe(recipe.task, recipe.model, recipe.protocol, seed=int(row["seed"]))
+        again = Recipe(recipe.task, recipe.model.name, recipe.run.protocol, seed=int(row["seed"]))
         assert (
             key_of(again.with_settings(row["settings"].split(" ")))["settings"] == (row["settings"])
         )
@@ -84,7 +84,7 @@ def test_rows_say_what_it_takes_to_run_them_again(path):
             continue
         on_test = "valid_fraction=null" in row["settings"]
         assert on_test == (row["selection"] == "best test epoch")
-        assert on_test == (recipe.valid_fraction is None)
+        assert on_test == (recipe.data.valid_fraction is None)
         assert row["protocol"] == "paper" or not on_test
         low, high = BOUNDS.get(row["metric"], (0, 100))
         assert low <= float(row["value"]) <= high
@@ -108,7 +108,7 @@ def test_the_runner_finds_recipes_and_skips_what_is_done(runner, tmp_path, monke
     wanted = chosen(runner, monkeypatch, *command)
     everything, left = runner.missing(wanted, tmp_path), runner.missing(wanted, None)
     assert len(left) < len(everything) == len(wanted)
-    assert {recipe.seed for _, recipe in everything} == {0}
+    assert {recipe.run.seed for _, recipe in everything} == {0}
 
 
 def test_a_plan_names_recipes_with_changes_of_their_own(runner, tmp_path, monkeypatch):
@@ -120,8 +120,8 @@ set = ["steps=%d"]
 """
     plan.write_text(entry % 80 + entry % 70 + entry % 80)
     wanted = chosen(runner, monkeypatch, "--plan", plan)
-    assert [recipe.steps for _, recipe in wanted] == [80, 70, 80]
-    assert [recipe.steps for _, recipe in runner.missing(wanted, tmp_path)] == [80, 70]
+    assert [recipe.optim.steps for _, recipe in wanted] == [80, 70, 80]
+    assert [recipe.optim.steps for _, recipe in runner.missing(wanted, tmp_path)] == [80, 70]
 
 
 @pytest.mark.parametrize("text", ["runs = 3", "[[runs]]\nset = []", "[[run]]", "[[runs]", None])

@@ -60,7 +60,7 @@ def parameters_of(recipe, tokens):
 def test_recipes_can_be_built_and_come_seed_by_seed(study):
     recipes = [each for each in recipes_of(study) if each.domain in ("uea", "lra")]
     for recipe in recipes:
-        if recipe.seed == 0:
+        if recipe.run.seed == 0:
             symbols = None if recipe.domain == "uea" else 17
             channels = 3 if symbols is None else None
             with torch.device("meta"):

@@ -45,9 +45,9 @@ def register(program: "Typer") -> None:
         found = _evaluated(trained, task, cases, accelerator)
         recipe = trained.recipe
         rich.console.Console(highlight=False, soft_wrap=True).print(
-            f"{recipe.task}, {recipe.model}, {recipe.protocol} protocol, seed {recipe.seed}: "
-            f"{split} {task.goal.metric} {found.value:.2f}, loss {found.loss:.4f} "
-            f"({len(cases)} cases)"
+            f"{recipe.task}, {recipe.model.name}, {recipe.run.protocol} protocol, "
+            f"seed {recipe.run.seed}: {split} {task.goal.metric} {found.value:.2f}, "
+            f"loss {found.loss:.4f} ({len(cases)} cases)"
         )
 
 
@@ -78,7 +78,7 @@ def _same_statistics(ours: SeriesEncoding | None, theirs: Encoding | None) -> bo
 def _evaluated(trained: Trained, task: Task, cases: Cases, accelerator: str) -> Evaluation:
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     with naming("--accelerator"):
-        fabric = launch(trained.recipe.precision, accelerator=accelerator, devices=1)
+        fabric = launch(trained.recipe.run.precision, accelerator=accelerator, devices=1)
     model = fabric.setup(trained.model)
     found = evaluate_cases(model, task.goal, cases.to(fabric.device), fabric)
     finish(fabric)

@@ -112,9 +112,9 @@ def _comparable(other: Trained, first: Trained) -> Trained:
 
 def _spectra(trained: list[Trained], cases: Cases, number: int) -> dict[str, Spectrum]:
     """By the names of the models, told apart by seeds where these are the same."""
-    names = [each.recipe.model for each in trained]
+    names = [each.recipe.model.name for each in trained]
     if len(set(names)) < len(names):
-        names = [f"{each.recipe.model}, {place}" for place, each in enumerate(trained, 1)]
+        names = [f"{each.recipe.model.name}, {place}" for place, each in enumerate(trained, 1)]
     return {
         name: spectrum(each.model, _batches(cases, number))
         for name, each in zip(names, trained, strict=True)

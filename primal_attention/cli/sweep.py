@@ -98,7 +98,7 @@ def _silence_optuna() -> None:
 
 def _check_selection(recipe: Recipe) -> None:
     """Only the paper's own protocol looks at the test cases to choose."""
-    if recipe.protocol == "clean" and recipe.valid_fraction is None:
+    if recipe.run.protocol == "clean" and recipe.data.valid_fraction is None:
         raise ValueError(
             "valid_fraction=none would choose settings on the test cases; "
             "--protocol paper does that openly"
@@ -119,7 +119,7 @@ class _Runner:
         recipe = self.recipe.with_settings(settings)
         check_directory(self.folder / directory, recipe)
         watcher = Watcher() if self.console is None else progress_bar(self.console)
-        fabric = launch(recipe.precision, accelerator=self.accelerator, devices=1)
+        fabric = launch(recipe.run.precision, accelerator=self.accelerator, devices=1)
         outcome = train_in(self.folder / directory, recipe, self.task, fabric, watcher=watcher)
         if self.console is not None:
             self.console.print(f"{directory}: {' '.join(settings)}: {outcome.valid:.2f}")
@@ -137,11 +137,11 @@ def _print_best(study: Any, recipe: Recipe, settings: Sequence[str]) -> None:
         console.print("no trial has a value yet")
         return
     best = study.best_trial
-    command = ["primal", "train", recipe.task, "--model", recipe.model]
-    command += ["--protocol", recipe.protocol, "--seed", str(recipe.seed)]
+    command = ["primal", "train", recipe.task, "--model", recipe.model.name]
+    command += ["--protocol", recipe.run.protocol, "--seed", str(recipe.run.seed)]
     for setting in [*settings, *as_settings(best.params)]:
         command += ["--set", setting]
-    where = "test" if recipe.valid_fraction is None else "validation"
+    where = "test" if recipe.data.valid_fraction is None else "validation"
     console.print(
         f"{done} trials; the best, trial {best.number}, has "
         f"{best.value:.2f} on the {where} cases:\n{shlex.join(command)}"

@@ -67,7 +67,7 @@ def register(program: "Typer") -> None:
         logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
         with naming("--devices, --accelerator, --strategy or --set precision"):
             fabric = launch(
-                recipe.precision,
+                recipe.run.precision,
                 accelerator=accelerator,
                 devices=devices or os.environ.get("LOCAL_WORLD_SIZE", "1"),
                 num_nodes=num_nodes or int(os.environ.get("GROUP_WORLD_SIZE", "1")),
@@ -136,8 +136,8 @@ def _tell_of_thread(error: threading.ExceptHookArgs) -> None:
 def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None:
     from rich.console import Console
 
-    on_test = outcome.recipe.valid_fraction is None
-    unit = "epoch" if outcome.recipe.steps is None else "step"
+    on_test = outcome.recipe.data.valid_fraction is None
+    unit = "epoch" if outcome.recipe.optim.steps is None else "step"
     selection = f"best {unit} on {'the test' if on_test else 'validation'} cases"
     place = outcome.rounds[outcome.best][unit]
     checkpoint = directory / BEST

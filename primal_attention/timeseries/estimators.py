@@ -55,7 +55,7 @@ class Estimator(Parameters, ABC):
         self._check_is_fitted()
         parameters = plain_values(self)
         if isinstance(self.random_state, np.random.RandomState):
-            parameters["random_state"] = self.recipe_.seed
+            parameters["random_state"] = self.recipe_.run.seed
         facts = {
             "estimator": type(self).__name__,
             "parameters": parameters,
@@ -96,7 +96,7 @@ class Estimator(Parameters, ABC):
         split = hold_out(strata, self.valid_fraction, seed)
         recipe = recipe_of(self, seed, selects=len(split.held_out) > 0)
         task = task_of(goal, num_outputs, X, target, split)
-        fabric = launch(recipe.precision, accelerator=device_type(self.device), devices=1)
+        fabric = launch(recipe.run.precision, accelerator=device_type(self.device), devices=1)
         with threads(self._n_jobs):
             outcome = train(recipe, task, fabric, watcher=progress_bar() if self.verbose else None)
         assert isinstance(task.encoding, SeriesEncoding)

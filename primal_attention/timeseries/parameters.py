@@ -10,6 +10,7 @@ import torch
 
 from primal_attention.models.stacks import mechanism_of
 from primal_attention.training import Recipe
+from primal_attention.training.recipe import SETTINGS
 
 DEVICES = ("auto", "cpu", "cuda")
 _OPTIONS = {
@@ -89,12 +90,7 @@ class Parameters:
 
 def recipe_of(parameters: Parameters, seed: int, *, selects: bool) -> Recipe:
     """The run that the parameters ask for; one round where there is nothing to select on."""
-    names = {each.name for each in fields(Recipe)} - {
-        "attention",
-        "patience",
-        "valid_fraction",
-        "refit",
-    }
+    names = {*SETTINGS} - {"attention", "patience", "valid_fraction", "refit"}
     values = plain_values(parameters)
     return Recipe(
         **{name: value for name, value in values.items() if name in names},

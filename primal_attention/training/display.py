@@ -37,7 +37,7 @@ class Lines(Watcher):
         self.began = time.monotonic()
         self.said, self.unsaid = -self.every, ""
         going_on = f" after {_place(plan, progress)}" if progress.rounds else ""
-        self._say(f"{recipe.task}, {recipe.model}, {plan.total_steps} steps{going_on}")
+        self._say(f"{recipe.task}, {recipe.model.name}, {plan.total_steps} steps{going_on}")
 
     def round(self, entry: Entry) -> None:
         """Say how it went, unless something was said just now."""

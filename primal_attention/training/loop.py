@@ -124,7 +124,7 @@ def train_alone(
     with torch.random.fork_rng(devices=devices):
         run = Run(recipe, task, fabric, directory, watcher, Saving(save_every, until))
         run.run()
-        return run.outcome(run.refitted() if recipe.refit else run)
+        return run.outcome(run.refitted() if recipe.run.refit else run)
 
 
 class Run:
@@ -139,17 +139,16 @@ class Run:
         watcher: Watcher,
         saving: Saving,
     ):
-        check_precision(fabric, recipe.precision)
+        check_precision(fabric, recipe.run.precision)
         _check_cases(task)
         self.recipe, self.fabric = recipe, fabric
         self.watcher = watcher if fabric.is_global_zero else Watcher()
         self.directory, self.saving = directory, saving
         self.task = task.to(fabric.device)
-        cases, size, every = len(task.train), recipe.batch_size, recipe.eval_every
-        self.plan = Plan(recipe.seed, cases, size, recipe.epochs, every, recipe.steps)
-        set_seed(recipe.seed, fabric.device)
+        self.plan = Plan.of(recipe, len(task.train))
+        set_seed(recipe.run.seed, fabric.device)
         model = build_model(recipe, task.sizes)
-        if recipe.compile:
+        if recipe.run.compile:
             torch.compiler.reset()  # models of before count against the limit of recompilations
             model.compile(dynamic=False)
         self.model: Any = fabric.setup(model)
@@ -190,27 +189,27 @@ class Run:
         return run
 
     def _over(self) -> bool:
-        rounds, patience = len(self.progress.rounds), self.recipe.patience
+        rounds, patience = len(self.progress.rounds), self.recipe.run.patience
         waited = rounds - 1 - self.progress.best
         return rounds >= self.plan.num_rounds or (patience is not None and waited >= patience)
 
     def _round(self) -> None:
-        recipe, index = self.recipe, len(self.progress.rounds)
+        optim, index = self.recipe.optim, len(self.progress.rounds)
         self.plan.reseed(index, self.fabric.global_rank, self.fabric.device)
         self.model.train()
         sums = torch.zeros(2, device=self.fabric.device)  # of the losses and of the objectives
         steps = self.plan.steps_of(index)
         batches = self.plan.batches_of(index, self.fabric.device)
         for step, indices in zip(steps, batches, strict=True):
-            factor = lr_factor(recipe.schedule, step, self.plan.total_steps, recipe.warmup)
-            sums += self.step(indices, recipe.lr * factor)
+            factor = lr_factor(optim.schedule, step, self.plan.total_steps, optim.warmup)
+            sums += self.step(indices, optim.lr * factor)
             self.watcher.step(step)
         loss, objective = mean_over_processes(self.fabric, sums / len(steps)).tolist()
         epoch = self.plan.epochs_after(steps.stop)
         if not math.isfinite(loss):
             raise FloatingPointError(
                 f"the training loss is {loss} in epoch {epoch}; try a lower lr than "
-                f"{recipe.lr}, a clip_norm, or precision=fp32"
+                f"{optim.lr}, a clip_norm, or precision=fp32"
             )
         found = self._evaluate(self.task.valid)
         entry = {
@@ -229,7 +228,7 @@ class Run:
         self.fabric.log_dict(entry, step=int(entry["step"]))
 
     def _evaluate(self, cases: Cases) -> Evaluation:
-        as_written = torch.compiler.set_stance("force_eager") if self.recipe.compile else None
+        as_written = torch.compiler.set_stance("force_eager") if self.recipe.run.compile else None
         with as_written or nullcontext():
             return evaluate(self.model, self.task.goal, cases, self.fabric)
 
@@ -339,11 +338,11 @@ class Run:
 
 def _as_long_as(entry: Entry, recipe: Recipe) -> Recipe:
     """The recipe of a run that ends where that round did, with no look at the cases before."""
-    if recipe.steps is not None:
+    if recipe.optim.steps is not None:
         steps = int(entry["step"])
-        return replace(recipe, steps=steps, eval_every=steps, patience=None)
+        return recipe.replace(steps=steps, eval_every=steps, patience=None)
     epochs = int(entry["epoch"])
-    return replace(recipe, epochs=epochs, eval_every=epochs, patience=None)
+    return recipe.replace(epochs=epochs, eval_every=epochs, patience=None)
 
 
 def _check_cases(task: Task) -> None:

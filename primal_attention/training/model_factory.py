@@ -49,8 +49,9 @@ def trained_model(recipe: Recipe, sizes: Sizes, tensors: Mapping[str, Tensor]) -
     Raises:
         ValueError: The weights are of another model. Nothing of its size was allocated.
     """
-    if recipe.num_layers > len(tensors):
-        raise ValueError(f"num_layers is {recipe.num_layers}, there are {len(tensors)} tensors")
+    num_layers = recipe.model.num_layers
+    if num_layers > len(tensors):
+        raise ValueError(f"num_layers is {num_layers}, there are {len(tensors)} tensors")
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         check_fit(build_model(recipe, sizes), tensors)
     with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
@@ -61,7 +62,7 @@ def trained_model(recipe: Recipe, sizes: Sizes, tensors: Mapping[str, Tensor]) -
 
 def uses_objective(recipe: Recipe, model: nn.Module) -> bool:
     """Whether the loss has a KSVD objective: a weight, and layers to take it from."""
-    return recipe.eta > 0 and any(isinstance(layer, KSVDLayer) for layer in model.modules())
+    return recipe.optim.eta > 0 and any(isinstance(layer, KSVDLayer) for layer in model.modules())
 
 
 def freeze_objective(model: nn.Module) -> None:
@@ -84,19 +85,19 @@ def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = Fals
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     undecayed: Any = getattr(model, "undecayed", list)
     spared = {id(each) for each in undecayed()}
-    if recipe.weight_decay:
+    if recipe.optim.weight_decay:
         layers = (each for each in model.modules() if isinstance(each, KSVDLayer))
         spared |= {id(layer.raw_lambda) for layer in layers if layer.raw_lambda.requires_grad}
     groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
     if spared:
         groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})
     settings = {
-        "lr": recipe.lr,
-        "weight_decay": recipe.weight_decay,
-        "betas": (0.9, recipe.adam_beta2),
-        "eps": recipe.adam_eps,
+        "lr": recipe.optim.lr,
+        "weight_decay": recipe.optim.weight_decay,
+        "betas": (0.9, recipe.optim.adam_beta2),
+        "eps": recipe.optim.adam_eps,
         "capturable": capturable,
     }
     kinds = _REPLAYED if capturable else _OPTIMIZERS
-    optimizer: Optimizer = kinds[recipe.optimizer](groups, **settings)
+    optimizer: Optimizer = kinds[recipe.optim.optimizer](groups, **settings)
     return optimizer

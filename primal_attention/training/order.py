@@ -1,5 +1,7 @@
 """Which cases are seen when, and with which random numbers: functions of seed and step alone."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -7,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from primal_attention.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,12 @@ class Plan:
     epochs: int
     eval_every: int  # epochs, or steps where steps are given
     steps: int | None = None  # in place of epochs
+
+    @classmethod
+    def of(cls, recipe: Recipe, num_cases: int) -> Plan:
+        """Plan a run of a recipe on so many cases."""
+        optim, run = recipe.optim, recipe.run
+        return cls(run.seed, num_cases, optim.batch_size, optim.epochs, run.eval_every, optim.steps)
 
     @property
     def steps_per_epoch(self) -> int:

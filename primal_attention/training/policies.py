@@ -116,7 +116,7 @@ def try_policy(
 
     The model acts on the device; the environment is simulated on the CPU.
     """
-    context = found.recipe.num_tokens // TOKENS_PER_STEP
+    context = found.recipe.data.num_tokens // TOKENS_PER_STEP
     policy = policy_of(found.model(selection).to(device), mode, context)
     environment = environment_of(found.recipe.set_name)
     return roll_out(policy, found.encoding, environment, trial, told=told, video=video)
@@ -196,7 +196,7 @@ def missing_rows(
             continue
         if known is None or found.rounds["last"] != found.rounds["best"]:
             recipe = found.recipe
-            name = f"{recipe.set_name}-{recipe.model}-seed{recipe.seed}-{selection}"
+            name = f"{recipe.set_name}-{recipe.model.name}-seed{recipe.run.seed}-{selection}"
             with watching(name) as told:
                 place = video and video / f"{name}.gif"
                 known = try_policy(

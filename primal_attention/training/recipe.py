@@ -1,10 +1,10 @@
-"""A recipe: everything that decides the outcome of a training run, in one frozen value."""
+"""Recipes: frozen values that decide all of a training run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -35,31 +35,40 @@ class TaskName(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Data, model, objective and optimisation of one run; a run is a function of this value."""
+class DataSettings:
+    """How the cases of a task are read and split."""
 
-    task: str  # domain/set, for instance uea/JapaneseVowels
-    model: str  # a name of MODELS
-    protocol: str = "clean"
-    seed: int = 0
     #   Held out of train; 0: the set has validation cases; None: the test cases select.
     valid_fraction: float | None = 0.2
-
     num_tokens: int = 512  # of a window of text
     context_tokens: int = 0  # of these, in an evaluation, come before those that count
-
     image_size: int = 224  # pixels of a side of a picture
-    patch_size: int = 16  # of a token of it
-    augment: str = "none"  # what pictures go through: a name of AUGMENTATIONS
+    patch_size: int = 16  # pixels of a side of a token of it
+    augment: str = "none"  # augmentation of pictures: a name of AUGMENTATIONS
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be read, by name."""
+        _check_choices(augment=(self.augment, AUGMENTATIONS))
+        _check_least(self, 1, "num_tokens", "image_size", "patch_size")
+        _check_not_negative(self, "context_tokens")
+        if self.valid_fraction is not None:
+            what = "in (0, 1), or 0 where the set has validation cases"
+            _check("valid_fraction", self.valid_fraction, lambda value: 0 <= value < 1, what)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The network."""
+
+    name: str  # a name of MODELS; its flat key is ``model``
     num_towers: int = 1  # 2: a case is a pair of sequences
     num_layers: int = 2
     dim: int = 512
     num_heads: int = 8
     ffn_dim: int = 2048
-    kernel_size: int = 1  # of the map that embeds vectors; odd
-    norm: str = "post"
-    pooling: str = "mean"
+    kernel_size: int = 1  # of the convolution that embeds vectors; odd
+    norm: str = "post"  # of a block: "post" or "pre"
+    pooling: str = "mean"  # of the tokens before the head
     head_hidden_dim: int | None = None  # of a hidden layer before the outputs
     dropout: float = 0.1
     drop_path: float = 0.0  # of whole branches of the last layer, of others in proportion: pictures
@@ -67,9 +76,21 @@ class Recipe:
     mask_primal: bool = True  # False: it leaks into Primal layers alone, as released for LRA
     attention: Mapping[str, Any] = field(default_factory=dict)  # options of the mechanism
 
-    eta: float = 0.0  # weight of the KSVD objective
-    objective: str = "released"
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built, by name."""
+        _check_choices(model=(self.name, MODELS))
+        _check_least(self, 1, "num_layers", "head_hidden_dim")
+        _check("attention", self.attention, lambda each: isinstance(each, Mapping), "a mapping")
+        _check("num_towers", self.num_towers, lambda value: value in (1, 2), "1 or 2")
+        _check("drop_path", self.drop_path, lambda value: 0 <= value < 1, "in [0, 1)")
 
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """The loss and how it is minimised."""
+
+    eta: float = 0.0  # weight of the KSVD objective
+    objective: str = "released"  # a name of OBJECTIVES
     optimizer: str = "radam"
     lr: float = 1e-3
     weight_decay: float = 0.0
@@ -78,50 +99,103 @@ class Recipe:
     batch_size: int = 16
     epochs: int = 100
     steps: int | None = None  # in place of epochs: batches are then all full
-    schedule: str = "constant"
+    schedule: str = "constant"  # a name of SCHEDULES
     warmup: float = 0.0  # the part of all steps in which the learning rate rises
     clip_norm: float | None = 4.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be minimised, by name."""
+        _check_choices(
+            objective=(self.objective, OBJECTIVES),
+            optimizer=(self.optimizer, OPTIMIZERS),
+            schedule=(self.schedule, SCHEDULES),
+        )
+        _check_least(self, 1, "batch_size", "epochs", "steps")
+        _check_not_negative(self, "eta", "weight_decay")
+        for name in ("lr", "adam_eps", "clip_norm"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), lambda value: value > 0, "positive")
+        _check("adam_beta2", self.adam_beta2, lambda value: 0 <= value < 1, "in [0, 1)")
+        _check("warmup", self.warmup, lambda value: 0 <= value <= 1, "between 0 and 1")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a run is selected, repeated and computed."""
+
+    protocol: str = "clean"  # one of PROTOCOLS
+    seed: int = 0  # of weights, order and split
     eval_every: int = 1  # epochs between two evaluations; steps where steps are given
     patience: int | None = None  # evaluations without a better one before training stops
     refit: bool = False  # then train anew, as long as the best epoch, on validation cases too
-    precision: str = "fp32"
+    precision: str = "fp32"  # one of PRECISIONS
     graph: bool = True  # on one CUDA device, replay the step as a graph
     compile: bool = False  # train through torch.compile; evaluations are as without it
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained, by name."""
-        _check_choices(
-            model=(self.model, MODELS),
-            protocol=(self.protocol, PROTOCOLS),
-            optimizer=(self.optimizer, OPTIMIZERS),
-            schedule=(self.schedule, SCHEDULES),
-            objective=(self.objective, OBJECTIVES),
-            precision=(self.precision, PRECISIONS),
-            augment=(self.augment, AUGMENTATIONS),
-        )
-        for name in ("image_size", "patch_size"):
-            _check(name, getattr(self, name), lambda value: value >= 1, "at least 1")
-        _check("drop_path", self.drop_path, lambda value: 0 <= value < 1, "in [0, 1)")
-        for name in ("num_tokens", "num_layers", "batch_size", "epochs", "eval_every"):
-            _check(name, getattr(self, name), lambda value: value >= 1, "at least 1")
-        for name in ("steps", "head_hidden_dim", "patience"):
-            if getattr(self, name) is not None:
-                _check(name, getattr(self, name), lambda value: value >= 1, "at least 1")
-        _check("num_towers", self.num_towers, lambda value: value in (1, 2), "1 or 2")
-        for name in ("context_tokens", "eta", "weight_decay"):
-            _check(name, getattr(self, name), lambda value: value >= 0, "not negative")
-        _check("seed", self.seed, lambda value: value >= 0, "not negative")
-        for name in ("lr", "adam_eps"):
-            _check(name, getattr(self, name), lambda value: value > 0, "positive")
-        _check("adam_beta2", self.adam_beta2, lambda value: 0 <= value < 1, "in [0, 1)")
-        _check("warmup", self.warmup, lambda value: 0 <= value <= 1, "between 0 and 1")
-        if self.clip_norm is not None:
-            _check("clip_norm", self.clip_norm, lambda value: value > 0, "positive")
-        if self.refit and self.valid_fraction is None:
+        """Refuse what cannot be run, by name."""
+        _check_choices(protocol=(self.protocol, PROTOCOLS), precision=(self.precision, PRECISIONS))
+        _check_least(self, 1, "eval_every", "patience")
+        _check_not_negative(self, "seed")
+
+
+_SECTIONS: dict[str, Any] = {
+    "data": DataSettings,
+    "model": ModelSettings,
+    "optim": OptimSettings,
+    "run": RunSettings,
+}
+
+
+def _flat_key(section: str, name: str) -> str:
+    return "model" if (section, name) == ("model", "name") else name
+
+
+#   The section and the field of each flat key, as users write them.
+_PLACES: dict[str, tuple[str, str]] = {
+    _flat_key(section, each.name): (section, each.name)
+    for section, kind in _SECTIONS.items()
+    for each in fields(kind)
+}
+SETTINGS = ("task", *_PLACES)
+
+
+@dataclass(frozen=True, init=False)
+class Recipe:
+    """Everything that decides the outcome of a training run, in one frozen value.
+
+    Settings are given, written and read flat, ``Recipe("uea/Heartbeat", "softmax", dim=64)``, and
+    kept by section, ``recipe.model.dim``.
+
+    Args:
+        task: domain/set, for instance ``uea/JapaneseVowels``.
+        model: A name of ``MODELS``; ``recipe.model.name``.
+        protocol: paper or clean.
+        seed: Seed of weights, order and split.
+        **settings: Any other field of the four sections, by its name.
+    """
+
+    task: str
+    data: DataSettings
+    model: ModelSettings
+    optim: OptimSettings
+    run: RunSettings
+
+    def __init__(
+        self, task: str, model: str, protocol: str = "clean", seed: int = 0, **settings: Any
+    ):
+        settings |= {"model": model, "protocol": protocol, "seed": seed}
+        parts: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+        for key, value in settings.items():
+            if key not in _PLACES:
+                raise TypeError(_no_setting(key))
+            section, name = _PLACES[key]
+            parts[section][name] = value
+        object.__setattr__(self, "task", task)
+        for section, kind in _SECTIONS.items():
+            object.__setattr__(self, section, kind(**parts[section]))
+        if self.run.refit and self.data.valid_fraction is None:
             raise ValueError("refit=True needs a valid_fraction: the test cases are not trained on")
-        if self.valid_fraction is not None:
-            what = "in (0, 1), or 0 where the set has validation cases"
-            _check("valid_fraction", self.valid_fraction, lambda value: 0 <= value < 1, what)
 
     @property
     def domain(self) -> str:
@@ -133,20 +207,30 @@ class Recipe:
         """The data set of the task, for instance JapaneseVowels."""
         return TaskName.of(self.task).set
 
+    def flat(self) -> dict[str, Any]:
+        """Return all settings by their flat keys."""
+        values = {
+            key: getattr(getattr(self, section), name) for key, (section, name) in _PLACES.items()
+        }
+        return {"task": self.task, **values, "attention": dict(self.model.attention)}
+
+    def replace(self, **settings: Any) -> Recipe:
+        """Return the recipe with other values of some flat keys."""
+        return Recipe(**{**self.flat(), **settings})
+
     def to_json(self) -> str:
-        """The recipe as text, which ``from_json`` reads."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """Return the flat settings as text, which ``from_json`` reads."""
+        return json.dumps(self.flat(), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """The recipe that ``to_json`` wrote."""
+        """Read the recipe that ``to_json`` wrote."""
         settings = json.loads(text)
         if not isinstance(settings, dict):
             raise ValueError(f"a recipe is an object of settings, got {settings!r:.60}")
-        names = [each.name for each in fields(cls)]
         for key in settings:
-            if key not in names:
-                raise ValueError(f"no setting is called {key!r}; {nearest(key, names)}")
+            if key not in SETTINGS:
+                raise ValueError(_no_setting(key))
         return cls(**settings)
 
     def check_same(self, other: Recipe, place: Path) -> None:
@@ -160,24 +244,24 @@ class Recipe:
             )
 
     def with_settings(self, settings: Iterable[str]) -> Recipe:
-        """The recipe with ``key=value`` settings; ``attention.key=value`` is an option of it."""
-        recipe = self
+        """Return the recipe with ``key=value`` settings; ``attention.key=value`` is an option."""
+        values = self.flat()
         for setting in settings:
-            recipe = recipe._with_setting(setting)
-        return recipe
+            key, equals, text = setting.partition("=")
+            if not equals:
+                raise ValueError(f"a setting is key=value, got {setting!r}")
+            if key.startswith("attention."):
+                values["attention"][key.removeprefix("attention.")] = _literal(text)
+            elif key in SETTINGS and key != "attention":
+                values[key] = _converted(key, text)
+            else:
+                raise ValueError(_no_setting(key))
+        return Recipe(**values)
 
-    def _with_setting(self, setting: str) -> Recipe:
-        key, equals, text = setting.partition("=")
-        if not equals:
-            raise ValueError(f"a setting is key=value, got {setting!r}")
-        if key.startswith("attention."):
-            option = key.removeprefix("attention.")
-            return replace(self, attention={**self.attention, option: _literal(text)})
-        types = get_type_hints(type(self))
-        names = [each.name for each in fields(self) if each.name != "attention"]
-        if key not in names:
-            raise ValueError(f"no setting is called {key!r}; {nearest(key, names)}")
-        return replace(self, **{key: _converted(key, text, types[key])})
+
+def _no_setting(key: str) -> str:
+    names = [each for each in SETTINGS if each != "attention"]
+    return f"no setting is called {key!r}; {nearest(key, names)}"
 
 
 def nearest(name: str, names: Collection[str]) -> str:
@@ -199,8 +283,24 @@ def _check(name: str, value: Any, holds: Callable[[Any], bool], what: str) -> No
         raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
-def _converted(key: str, text: str, kind: Any) -> Any:
-    """The text as a value of the field's type; None where the field allows it."""
+def _check_least(settings: Any, least: int, *names: str) -> None:
+    """Raise where a setting is below the least value; None is not looked at."""
+    for name in names:
+        if getattr(settings, name) is not None:
+            _check(name, getattr(settings, name), lambda value: value >= least, f"at least {least}")
+
+
+def _check_not_negative(settings: Any, *names: str) -> None:
+    for name in names:
+        _check(name, getattr(settings, name), lambda value: value >= 0, "not negative")
+
+
+def _converted(key: str, text: str) -> Any:
+    """Convert text to the type of a setting; None where the setting may be None."""
+    if key == "task":
+        return text
+    section, name = _PLACES[key]
+    kind = get_type_hints(_SECTIONS[section])[name]
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if type(None) in kinds and text.lower() in ("none", "null"):
         return None
@@ -208,7 +308,8 @@ def _converted(key: str, text: str, kind: Any) -> Any:
     try:
         return _truth(text) if plain is bool else plain(text)
     except ValueError:
-        raise ValueError(f"{key} must be a {plain.__name__}, got {text!r}") from None
+        article = "an" if plain is int else "a"
+        raise ValueError(f"{key} must be {article} {plain.__name__}, got {text!r}") from None
 
 
 def _truth(text: str) -> bool:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -28,7 +27,7 @@ KEY = ("dataset", "model", "protocol", "seed", "settings")
 def row_of(outcome: Outcome, commit: str) -> Row:
     """The row of a run."""
     recipe = outcome.recipe
-    on_test = recipe.valid_fraction is None
+    on_test = recipe.data.valid_fraction is None
     return {
         **key_of(recipe),
         "metric": outcome.metric,
@@ -48,23 +47,23 @@ def key_of(recipe: Recipe) -> Row:
     """The columns that say which run it is."""
     return {
         "dataset": recipe.set_name,
-        "model": recipe.model,
-        "protocol": recipe.protocol,
-        "seed": str(recipe.seed),
+        "model": recipe.model.name,
+        "protocol": recipe.run.protocol,
+        "seed": str(recipe.run.seed),
         "settings": settings_of(recipe),
     }
 
 
 def settings_of(recipe: Recipe) -> str:
     """Every setting that differs from the defaults of a recipe, as ``--set`` reads them."""
-    plain = Recipe(recipe.task, recipe.model)
+    plain = Recipe(recipe.task, recipe.model.name).flat()
     named = ("task", "model", "protocol", "seed", "attention")
     changed = {
-        each.name: getattr(recipe, each.name)
-        for each in fields(recipe)
-        if each.name not in named and getattr(recipe, each.name) != getattr(plain, each.name)
+        name: value
+        for name, value in recipe.flat().items()
+        if name not in named and value != plain[name]
     }
-    changed |= {f"attention.{name}": value for name, value in recipe.attention.items()}
+    changed |= {f"attention.{name}": value for name, value in recipe.model.attention.items()}
     texts = {
         name: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
         for name, value in changed.items()

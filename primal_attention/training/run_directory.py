@@ -81,14 +81,14 @@ def train_in(
 
 def directory_of(out: Path, recipe: Recipe) -> Path:
     """Where a run goes; settings that are not the named recipe's have a place of their own."""
-    named = find_recipe(recipe.task, recipe.model, recipe.protocol, recipe.seed)
+    named = find_recipe(recipe.task, recipe.model.name, recipe.run.protocol, recipe.run.seed)
     ours, theirs = (json.loads(each.to_json()) for each in (recipe, named))
     changed = {name: value for name, value in ours.items() if value != theirs[name]}
-    name = f"seed{recipe.seed}"
+    name = f"seed{recipe.run.seed}"
     if changed:
         text = json.dumps(changed, sort_keys=True)
         name += f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return out / recipe.task / recipe.model / recipe.protocol / name
+    return out / recipe.task / recipe.model.name / recipe.run.protocol / name
 
 
 def read_outcome(directory: Path) -> Outcome:

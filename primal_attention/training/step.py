@@ -45,16 +45,19 @@ class Step:
         return self.update(mine if len(mine) else indices[:1], share)
 
     def _update(self, indices: Tensor, share: float) -> Tensor:
-        recipe, batch = self.recipe, self.task.train.drawn(indices)
+        optim, batch = self.recipe.optim, self.task.train.drawn(indices)
         with record_ksvd(self.model):
             loss = self.task.goal.losses(self.model(**batch.inputs), batch.target).mean()
         objective = loss.new_zeros(())
         if self.with_objective:
-            objective = ksvd_loss(self.model, objective=recipe.objective)
-        self.fabric.backward((loss + recipe.eta * objective) * share)
-        if recipe.clip_norm is not None:
+            objective = ksvd_loss(self.model, objective=optim.objective)
+        self.fabric.backward((loss + optim.eta * objective) * share)
+        if optim.clip_norm is not None:
             self.fabric.clip_gradients(
-                self.model, self.optimizer, max_norm=recipe.clip_norm, error_if_nonfinite=False
+                self.model,
+                self.optimizer,
+                max_norm=optim.clip_norm,
+                error_if_nonfinite=False,
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -127,4 +130,4 @@ def garbage_kept() -> Iterator[None]:
 def can_replay(recipe: Recipe, fabric: Fabric) -> bool:
     """One process on a CUDA device; the scaler of fp16 waits for the device at each step."""
     alone = fabric.world_size == 1 and fabric.device.type == "cuda"
-    return alone and recipe.precision != "fp16" and recipe.graph
+    return alone and recipe.run.precision != "fp16" and recipe.run.graph

@@ -194,7 +194,7 @@ def printed_number(expected: Expected, recipe: Recipe) -> float | None:
     of_training = expected.selection is None
     if (expected.domain, expected.column, of_training) != (recipe.domain, "model", True):
         return None
-    return expected.printed.get(((("dataset", recipe.set_name),), recipe.model))
+    return expected.printed.get(((("dataset", recipe.set_name),), recipe.model.name))
 
 
 def printed_in(suite: Path, recipe: Recipe) -> tuple[float, str] | None:
@@ -213,9 +213,9 @@ def other_schedules(table: Table) -> list[str]:
     for row in table.counted:
         task, model = f"{table.expected.domain}/{row['dataset']}", row["model"]
         recipe, plain = find_recipe(task, model, row["protocol"]), Recipe(task, model)
-        unit = "epochs" if recipe.steps is None else "steps"
-        ran = _as_dict(row["settings"], model).get(unit, _text(getattr(plain, unit)))
-        whole = _text(getattr(recipe, unit))
+        unit = "epochs" if recipe.optim.steps is None else "steps"
+        ran = _as_dict(row["settings"], model).get(unit, _text(getattr(plain.optim, unit)))
+        whole = _text(getattr(recipe.optim, unit))
         if ran != whole:
             found.setdefault(f"{ran} of {whole} {unit}", {})[row["dataset"]] = None
     return [f"{schedule} ({', '.join(names)})" for schedule, names in found.items()]

@@ -123,7 +123,7 @@ def toy_run(directory, labels, name="toy/toy"):
         name, CLASSIFICATION, Sizes(7, len(labels), num_channels=5), some(31), some(13), some(23)
     )
     task = replace(task, labels=labels)
-    train_small(directory, replace(small_recipe(), task=name), task)
+    train_small(directory, small_recipe().replace(task=name), task)
     return task
 
 

@@ -83,7 +83,7 @@ def test_numbers_of_numpy_are_saved_as_numbers(noise, tiny, tmp_path):
 def test_a_generator_is_saved_as_its_seed(noise, tiny, tmp_path):
     random_state = np.random.RandomState(5)
     fitted = timeseries.PrimalFormerClassifier(**{**tiny, "random_state": random_state}).fit(*noise)
-    assert through_file(fitted, tmp_path).random_state == fitted.recipe_.seed
+    assert through_file(fitted, tmp_path).random_state == fitted.recipe_.run.seed
 
 
 def test_an_estimator_of_another_kind(fitted, tmp_path):

@@ -41,7 +41,7 @@ TOY = Domain(sets=("10", "20"), make_task=toy_task, recipes={"clean": toy_recipe
 def test_a_domain_is_one_object_and_one_line(model, monkeypatch):
     monkeypatch.setitem(DOMAINS, "toy", TOY)
     recipe = find_recipe("toy/10", model, "clean", seed=3)
-    assert (recipe.domain, recipe.set_name, recipe.seed) == ("toy", "10", 3)
+    assert (recipe.domain, recipe.set_name, recipe.run.seed) == ("toy", "10", 3)
     outcome = train(recipe, task_of(recipe), launch("fp32", accelerator="cpu", devices=1))
     assert outcome.steps == 2
     assert 0 <= outcome.value <= 100
@@ -61,7 +61,7 @@ def test_every_domain_has_recipes_of_its_protocols_for_every_model():
             for model in MODELS:
                 recipe = find_recipe(f"{name}/{domain.sets[0]}", model, protocol)
                 assert (recipe.domain, recipe.set_name) == (name, domain.sets[0])
-                assert recipe.protocol == protocol
+                assert recipe.run.protocol == protocol
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ from primal_attention.models import LanguageModel
 from primal_attention.models.stacks import layer_names
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.language import load_language
-from primal_attention.training import Recipe, evaluation, find_recipe, task_of, train, train_in
+from primal_attention.training import evaluation, find_recipe, task_of, train, train_in
 from primal_attention.training.model_factory import build_model, build_optimizer
 from primal_attention.training.progress import OutOfTimeError
-from primal_attention.training.results import settings_of
 from primal_attention.training.schedules import lr_factor
 
 from ..tasks.toy_text import write_text
@@ -76,24 +75,25 @@ def unigram_perplexity(corpus):
 @pytest.mark.parametrize("model", FIVE)
 def test_the_network_is_that_of_the_published_runs(name, model):
     found = find_recipe(f"language/{name}", model, "paper")
-    assert (found.num_layers, found.dim, found.num_heads, found.ffn_dim) == (6, 512, 8, 2048)
-    assert (found.norm, found.optimizer, found.weight_decay) == ("pre", "adamw", 0.01)
-    assert (found.lr, found.adam_beta2, found.clip_norm) == (1e-3, 0.98, None)
-    assert found.batch_size * found.num_tokens == 32_768
-    assert (found.num_tokens, found.context_tokens) == (512, 400)
-    assert found.valid_fraction == 0
-    assert found.eta == (0.1 if "primal" in model else 0)
-    assert found.attention.get("num_directions") == (30 if "primal" in model else None)
+    expected = {
+        **{"num_layers": 6, "dim": 512, "num_heads": 8, "ffn_dim": 2048, "norm": "pre"},
+        **{"optimizer": "adamw", "weight_decay": 0.01, "lr": 1e-3, "adam_beta2": 0.98},
+        **{"num_tokens": 512, "context_tokens": 400, "batch_size": 64, "clip_norm": None},
+        **{"valid_fraction": 0, "eta": 0.1 if "primal" in model else 0},
+    }
+    assert found.flat().items() >= expected.items()
+    assert found.model.attention.get("num_directions") == (30 if "primal" in model else None)
 
 
 def test_schedules():
     paper = find_recipe("language/wikitext-103", "softmax", "paper")
-    assert (paper.steps, paper.dropout, paper.schedule) == (150_000, 0.1, "inverse_sqrt")
-    assert paper.warmup * paper.steps == pytest.approx(6_000)
+    expected = {"steps": 150_000, "dropout": 0.1, "schedule": "inverse_sqrt"}
+    assert paper.flat().items() >= expected.items()
+    assert paper.optim.warmup * paper.optim.steps == pytest.approx(6_000)
     ours = find_recipe("language/wikitext-2", "softmax", "paper")
-    assert ours.steps < paper.steps and ours.dropout > paper.dropout
+    assert ours.optim.steps < paper.optim.steps and ours.model.dropout > paper.model.dropout
     clean = find_recipe("language/wikitext-2", "softmax", "clean")
-    assert (clean.schedule, clean.clip_norm) == ("cosine", 1.0)
+    assert (clean.optim.schedule, clean.optim.clip_norm) == ("cosine", 1.0)
     with pytest.raises(
         ValueError, match="no text is called 'wikitext-3'; did you mean wikitext-103"
     ):
@@ -104,12 +104,6 @@ def test_the_learning_rate_falls_with_the_root_of_the_step():
     factors = [lr_factor("inverse_sqrt", step, 100, 0.1) for step in range(100)]
     assert factors[:10] == pytest.approx([(step + 0.5) / 10 for step in range(10)])
     assert factors[10:] == pytest.approx([math.sqrt(10 / (step + 0.5)) for step in range(10, 100)])
-
-
-def test_settings_lead_back_to_the_recipe():
-    found = find_recipe("language/wikitext-2", "primalformer", "paper")
-    again = Recipe(found.task, found.model, found.protocol)
-    assert again.with_settings(settings_of(found).split()) == found
 
 
 @pytest.mark.parametrize("setting", ["num_tokens=0", "context_tokens=-1", "adam_beta2=1"])
@@ -211,7 +205,7 @@ def test_a_step_moves_every_parameter_that_is_trained(folder):
     """The loss writes its gradient over the logits; nothing of it is lost on the way."""
     recipe = small_recipe("primalformer", "steps=1", "eval_every=1", "weight_decay=0", "dropout=0")
     task = task_of(recipe)
-    torch.manual_seed(recipe.seed)
+    torch.manual_seed(recipe.run.seed)
     before = build_model(recipe, task.sizes)
     after = run(recipe).weights
     trained = [name for name, each in before.named_parameters() if each.requires_grad]

@@ -23,7 +23,7 @@ def distance(a, b):
 
 def start(recipe):
     with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(recipe.run.seed)
         return build_model(recipe, TASK.sizes).state_dict()
 
 
@@ -148,8 +148,8 @@ def test_step_is_that_of_the_optimizer_on_loss_plus_eta_objective(optimizer):
     objective = ksvd_loss(model, objective="released")
     (loss + 0.7 * objective).backward()
     steps = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
-    steps[optimizer](model.parameters(), lr=recipe.lr, weight_decay=0.0).step()
-    assert distance(outcome.weights, model.state_dict()) < 1e-4 * recipe.lr + 1e-6
+    steps[optimizer](model.parameters(), lr=recipe.optim.lr, weight_decay=0.0).step()
+    assert distance(outcome.weights, model.state_dict()) < 1e-4 * recipe.optim.lr + 1e-6
     assert outcome.rounds[0]["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert outcome.rounds[0]["objective"] == pytest.approx(objective.item(), rel=1e-5)
 
@@ -189,7 +189,7 @@ def test_clipping_bounds_the_step():
 
 def test_schedule_is_followed():
     slow = toy_recipe(schedule="warmup", warmup=1.0, epochs=1, batch_size=64, clip_norm=None)
-    fast = replace(slow, schedule="constant")
+    fast = slow.replace(schedule="constant")
     steps = [distance(train(recipe, TASK, FABRIC).weights, start(slow)) for recipe in (slow, fast)]
     assert steps[0] == pytest.approx(steps[1] / 2, rel=1e-3)
 

@@ -174,7 +174,7 @@ def test_validation_cases_are_those_of_the_protocol(folder):
     with pytest.raises(ValueError, match=r"valid_fraction of lra/listops is 0 .* got 0\.3"):
         task_of(small_recipe().with_settings(["valid_fraction=0.3"]))
     with pytest.raises(ValueError, match="UEA has no validation cases"):
-        task_of(replace(small_recipe(), task="uea/JapaneseVowels"))
+        task_of(small_recipe().replace(task="uea/JapaneseVowels"))
 
 
 def test_the_runner_of_tables_stops_and_goes_on(folder, tmp_path, monkeypatch):
@@ -199,5 +199,5 @@ def test_the_runner_generates_what_is_missing(folder, monkeypatch):
     monkeypatch.setattr(runner, "prepare_lra", lambda name, workers: prepared.append(name))
     tasks = ("lra/listops", "lra/pathfinder", "lra/pathfinder", "uea/JapaneseVowels", "lra/image")
     (folder / "cifar10_grey.npz").touch()
-    runner.prepare([replace(small_recipe(), task=task) for task in tasks])
+    runner.prepare([small_recipe().replace(task=task) for task in tasks])
     assert prepared == ["pathfinder", "image"]  # generated, and read from its files

@@ -1,12 +1,13 @@
 """Settings of a recipe by name and type, and its text."""
 
 import json
-from dataclasses import replace
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 
-from primal_attention.training import Recipe
+from primal_attention.training import Recipe, find_recipe
+from primal_attention.training.results import settings_of
 
 RECIPE = Recipe("uea/JapaneseVowels", "primalformer", attention={"num_directions": 30})
 
@@ -27,9 +28,35 @@ RECIPE = Recipe("uea/JapaneseVowels", "primalformer", attention={"num_directions
 )
 def test_setting_has_the_type_of_the_field(setting, name, value):
     changed = RECIPE.with_settings([setting])
-    assert getattr(changed, name) == value
-    assert type(getattr(changed, name)) is type(value)
-    assert replace(changed, **{name: getattr(RECIPE, name)}) == RECIPE
+    assert changed.flat()[name] == value
+    assert type(changed.flat()[name]) is type(value)
+    assert changed.replace(**{name: RECIPE.flat()[name]}) == RECIPE
+
+
+def test_settings_are_given_flat_and_kept_by_section():
+    recipe = Recipe("uea/A", "softmax", seed=3, num_tokens=7, dim=8, lr=0.5, precision="bf16")
+    assert (recipe.domain, recipe.set_name) == ("uea", "A")
+    assert recipe.model.name == "softmax"
+    found = recipe.data.num_tokens, recipe.model.dim, recipe.optim.lr, recipe.run.precision
+    assert (*found, recipe.run.seed) == (7, 8, 0.5, "bf16", 3)
+    with pytest.raises(TypeError, match="no setting is called 'dimm'; did you mean dim"):
+        Recipe("uea/A", "softmax", dimm=8)
+    with pytest.raises(FrozenInstanceError):
+        recipe.model.dim = 9
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        find_recipe("lra/retrieval", "primalformer", "paper").with_settings(["steps=8000"]),
+        find_recipe("images/tiny-imagenet-100", "primal_plus", "paper"),
+        find_recipe("language/wikitext-2", "primalformer", "paper"),
+    ],
+    ids=lambda recipe: recipe.task,
+)
+def test_settings_lead_back_to_the_recipe(found):
+    again = Recipe(found.task, found.model.name, found.run.protocol)
+    assert again.with_settings(settings_of(found).split()) == found
 
 
 @pytest.mark.parametrize(
@@ -45,20 +72,20 @@ def test_setting_has_the_type_of_the_field(setting, name, value):
 )
 def test_setting_of_the_mechanism(text, value):
     changed = RECIPE.with_settings([f"attention.weights={text}"])
-    assert changed.attention == {"num_directions": 30, "weights": value}
+    assert changed.model.attention == {"num_directions": 30, "weights": value}
 
 
 def test_later_settings_win():
-    assert RECIPE.with_settings(["lr=1", "lr=2"]).lr == 2
+    assert RECIPE.with_settings(["lr=1", "lr=2"]).optim.lr == 2
 
 
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
         ("epoch=3", "did you mean epochs"),
-        ("zzz=3", "there are task, model"),
+        ("zzz=3", "there are task, valid_fraction"),
         ("epochs", "key=value"),
-        ("epochs=many", "epochs must be a int, got 'many'"),
+        ("epochs=many", "epochs must be an int, got 'many'"),
         ("mask_attention=1", "mask_attention must be a bool, got '1'"),
         ("model=primal_former", "did you mean primalformer"),
         ("schedule=onecycle", "did you mean one_cycle"),
@@ -92,10 +119,10 @@ def test_text_with_a_setting_that_there_is_not():
 
 
 def test_the_same_recipe_after_a_round_trip_of_tuples():
-    recipe = replace(RECIPE, attention={"ratios": (1, 2)})
+    recipe = RECIPE.replace(attention={"ratios": (1, 2)})
     recipe.check_same(Recipe.from_json(recipe.to_json()), Path("here"))
 
 
 def test_another_recipe_is_told_by_what_differs():
     with pytest.raises(ValueError, match=r"here holds .* \(lr=0.5, seed=3\)"):
-        RECIPE.check_same(replace(RECIPE, seed=3, lr=0.5), Path("here"))
+        RECIPE.check_same(RECIPE.replace(seed=3, lr=0.5), Path("here"))

@@ -61,10 +61,11 @@ def run(folder, tmp_path_factory):
 def test_the_recipes_are_the_papers():
     for name, directions in RELEASED.items():
         recipe = find_recipe(f"rl/{name}", "primal_plus", "paper")
-        assert recipe.attention["num_directions"] == directions
-        assert (recipe.steps, recipe.warmup * recipe.steps) == (100_000, 10_000)
-        assert (recipe.dim, recipe.num_heads, recipe.num_layers, recipe.eta) == (256, 4, 3, 0.05)
-    assert find_recipe(f"rl/{NAME}", "softmax", "paper").eta == 0
+        assert recipe.model.attention["num_directions"] == directions
+        assert (recipe.optim.steps, recipe.optim.warmup * recipe.optim.steps) == (100_000, 10_000)
+        model = recipe.model
+        assert (model.dim, model.num_heads, model.num_layers, recipe.optim.eta) == (256, 4, 3, 0.05)
+    assert find_recipe(f"rl/{NAME}", "softmax", "paper").optim.eta == 0
     with pytest.raises(ValueError, match="did you mean one of hopper-medium"):
         find_recipe("rl/hopper-mediu", "softmax", "clean")
 

@@ -53,8 +53,8 @@ def test_the_grid_is_that_of_the_paper(study):
     run_trials(study(GRID), GRID, 100, runs)
     settings = {each for each, _ in runs.seen}
     assert len(settings) == len(runs.seen) == 9
-    assert {RECIPE.with_settings(each).eta for each in settings} == set(PAPER_GRID["eta"])
-    assert {RECIPE.with_settings(each).attention["num_directions"] for each in settings} == {
+    assert {RECIPE.with_settings(each).optim.eta for each in settings} == set(PAPER_GRID["eta"])
+    assert {RECIPE.with_settings(each).model.attention["num_directions"] for each in settings} == {
         *PAPER_GRID["attention.num_directions"]
     }
     assert study(GRID).best_trial.params["eta"] == 0.5
@@ -139,15 +139,15 @@ def test_a_free_search_stays_in_its_ranges(study):
     def run(settings, directory):
         recipe = RECIPE.with_settings(settings)
         seen.append(recipe)
-        return -abs(recipe.lr - 1e-3)
+        return -abs(recipe.optim.lr - 1e-3)
 
     run_trials(study(space), space, 5, run)
     run_trials(study(space), space, 7, run)
     assert len(seen) == 7
-    assert all(1e-4 <= each.lr <= 5e-3 and 0 <= each.dropout <= 0.5 for each in seen)
+    assert all(1e-4 <= each.optim.lr <= 5e-3 and 0 <= each.model.dropout <= 0.5 for each in seen)
     names = {"num_directions", "landmark_dropout", "landmark_jitter", "samples_per_direction"}
-    assert all(each.attention.keys() == names for each in seen)
-    assert len({each.lr for each in seen}) == 7
+    assert all(each.model.attention.keys() == names for each in seen)
+    assert len({each.optim.lr for each in seen}) == 7
 
 
 def test_models_without_directions_have_a_smaller_space():

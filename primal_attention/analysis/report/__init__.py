@@ -83,8 +83,8 @@ def _named(track: Track, name: str) -> Track:
 def _page_of_one(reported: ReportedRun) -> str:
     recipe = reported.run.recipe
     chapter = Chapter("run", reported.name, list(sections(reported, "")))
-    title = f"{recipe.task}, {recipe.model}"
-    subtitle = f"{recipe.protocol} protocol, seed {recipe.seed}"
+    title = f"{recipe.task}, {recipe.model.name}"
+    subtitle = f"{recipe.run.protocol} protocol, seed {recipe.run.seed}"
     return page(title, subtitle, headline(reported), [chapter])
 
 

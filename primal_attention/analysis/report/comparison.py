@@ -15,11 +15,11 @@ def names_of(runs: Sequence[FinishedRun]) -> list[str]:
     """Names that tell the runs apart: the model, and what else differs."""
     columns = [
         [run.recipe.task for run in runs],
-        [run.recipe.protocol for run in runs],
-        [f"seed {run.recipe.seed}" for run in runs],
+        [run.recipe.run.protocol for run in runs],
+        [f"seed {run.recipe.run.seed}" for run in runs],
     ]
     differing = [column for column in columns if len(set(column)) > 1]
-    parts = zip([run.recipe.model for run in runs], *differing, strict=True)
+    parts = zip([run.recipe.model.name for run in runs], *differing, strict=True)
     names = [", ".join(each) for each in parts]
     return [
         f"{name}, run {place}" if names.count(name) > 1 else name
@@ -53,7 +53,7 @@ def _result(reported: ReportedRun) -> tuple[str, ...]:
     return (
         reported.name,
         run.recipe.task,
-        run.recipe.protocol,
+        run.recipe.run.protocol,
         outcome.metric,
         f"{outcome.value:.4g}",
         "-" if reported.printed is None else f"{reported.printed[0]:g}",

@@ -53,12 +53,12 @@ class FinishedRun:
     @property
     def unit(self) -> str:
         """The unit of its length."""
-        return "epoch" if self.recipe.steps is None else "step"
+        return "epoch" if self.recipe.optim.steps is None else "step"
 
     @property
     def chooser(self) -> str:
         """The cases that chose the best round."""
-        return "test" if self.recipe.valid_fraction is None else "validation"
+        return "test" if self.recipe.data.valid_fraction is None else "validation"
 
     @property
     def best_round(self) -> Mapping[str, float]:
@@ -90,7 +90,7 @@ def read_run(directory: Path) -> FinishedRun:
 
 def settings(recipe: Recipe) -> dict[str, str]:
     """Every setting by name, options of the mechanism under ``attention.``."""
-    values = {each.name: getattr(recipe, each.name) for each in fields(recipe)}
+    values = recipe.flat()
     options = values.pop("attention")
     values |= {f"attention.{name}": each for name, each in options.items()}
     return {
@@ -101,9 +101,9 @@ def settings(recipe: Recipe) -> dict[str, str]:
 def changes(recipe: Recipe) -> list[tuple[str, str, str]]:
     """Settings that differ from the named recipe: name, value of the run, value of the recipe."""
     try:
-        named = find_recipe(recipe.task, recipe.model, recipe.protocol, recipe.seed)
+        named = find_recipe(recipe.task, recipe.model.name, recipe.run.protocol, recipe.run.seed)
     except ValueError:  # a task of someone's own
-        named = Recipe(recipe.task, recipe.model, recipe.protocol, recipe.seed)
+        named = Recipe(recipe.task, recipe.model.name, recipe.run.protocol, recipe.run.seed)
     ours, theirs = settings(recipe), settings(named)
     rows = [
         (name, ours.get(name, "default"), theirs.get(name, "default")) for name in ours | theirs

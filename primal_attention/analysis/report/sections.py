@@ -61,11 +61,11 @@ def headline(reported: ReportedRun) -> list[Block]:
         ("training", _duration(outcome.seconds), f"{outcome.steps:,} steps on {outcome.device}"),
     ]
     blocks: list[Block] = [Cards(facts)]
-    if run.recipe.valid_fraction is None:
+    if run.recipe.data.valid_fraction is None:
         blocks.append(
             "The round was chosen on the test cases: the number is that of the best test round."
         )
-    if run.recipe.refit:
+    if run.recipe.run.refit:
         blocks.append(
             "After the best round was known, the model was trained anew on all training cases."
         )
@@ -109,7 +109,8 @@ def _curves(run: FinishedRun) -> list[Block]:
     ]
     if any(entry["objective"] for entry in run.outcome.rounds):
         objective = curve_of(run, "objective", "objective", unit)
-        caption = f"The KSVD objective ({run.recipe.objective}), of weight {run.recipe.eta:g}."
+        optim = run.recipe.optim
+        caption = f"The KSVD objective ({optim.objective}), of weight {optim.eta:g}."
         drawn.append(Illustration(draw_curves([objective], unit, "objective"), caption))
     return [Beside(drawn)]
 

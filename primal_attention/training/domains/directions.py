@@ -1,6 +1,5 @@
 """The settings of Primal-Attention that the authors' scripts choose for each set."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from primal_attention.models.stacks import mechanism_of
@@ -21,13 +20,13 @@ def with_directions(recipe: Recipe, directions: Directions) -> Recipe:
     Of layers with a learned time the number of directions alone: they sample nothing, and no weight
     of their objective has been chosen yet.
     """
-    mechanism = mechanism_of(recipe.model)
+    mechanism = mechanism_of(recipe.model.name)
     if mechanism == "primal_time":
-        return replace(recipe, attention={"num_directions": directions.num})
+        return recipe.replace(attention={"num_directions": directions.num})
     if mechanism != "primal":
         return recipe
     options = {
         "num_directions": directions.num,
         "samples_per_direction": directions.samples,
     }
-    return replace(recipe, eta=directions.eta, attention=options)
+    return recipe.replace(eta=directions.eta, attention=options)

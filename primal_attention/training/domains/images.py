@@ -1,6 +1,5 @@
 """Pictures: DeiT (Touvron et al., 2021); recipes are counted in epochs."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,38 +74,40 @@ def images_paper(name: str, model: str, seed: int = 0) -> Recipe:
 
 def images_clean(name: str, model: str, seed: int = 0) -> Recipe:
     """The same, chosen on a tenth of the training pictures, held out by class."""
-    return replace(images_paper(name, model, seed), protocol="clean", valid_fraction=0.1)
+    return images_paper(name, model, seed).replace(protocol="clean", valid_fraction=0.1)
 
 
 def _task(recipe: Recipe, folder: Path | None) -> Task:
-    if recipe.valid_fraction == 0:
+    if recipe.data.valid_fraction == 0:
         raise ValueError(
             f"valid_fraction of {recipe.task} must be in (0, 1) or none: no pictures are set apart"
         )
     return images_task(
         recipe.set_name,
         folder=folder,
-        image_size=recipe.image_size,
-        patch_size=recipe.patch_size,
-        valid=recipe.valid_fraction or "test",
-        seed=recipe.seed,
-        augmentation=AUGMENTATIONS[recipe.augment],
+        image_size=recipe.data.image_size,
+        patch_size=recipe.data.patch_size,
+        valid=recipe.data.valid_fraction or "test",
+        seed=recipe.run.seed,
+        augmentation=AUGMENTATIONS[recipe.data.augment],
     )
 
 
 def _model(recipe: Recipe, sizes: Sizes) -> PictureClassifier:
     if sizes.mean is None or sizes.std is None:
         raise ValueError("a model of pictures standardises them; the sizes have no mean and std")
-    names = ("image_size", "patch_size", "dim", "num_layers", "num_heads", "ffn_dim")
+    names = ("dim", "num_layers", "num_heads", "ffn_dim")
+    shape = {name: getattr(recipe.model, name) for name in names}
+    shape |= {"image_size": recipe.data.image_size, "patch_size": recipe.data.patch_size}
     return build_pictures(
-        recipe.model,
+        recipe.model.name,
         num_classes=sizes.num_outputs,
         statistics=(sizes.mean, sizes.std),
-        sizes={name: getattr(recipe, name) for name in names},
-        pooling=recipe.pooling,
-        dropout=recipe.dropout,
-        drop_path=recipe.drop_path,
-        options=recipe.attention,
+        sizes=shape,
+        pooling=recipe.model.pooling,
+        dropout=recipe.model.dropout,
+        drop_path=recipe.model.drop_path,
+        options=recipe.model.attention,
     )
 
 

@@ -1,6 +1,5 @@
 """Word-level language models; recipes are counted in steps of 32,768 tokens."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +82,7 @@ def language_clean(name: str, model: str, seed: int = 0) -> Recipe:
     The paper's protocol selects on the validation part too, so there is no leak to mend.
     """
     recipe = language_paper(name, model, seed)
-    return replace(recipe, protocol="clean", schedule="cosine", clip_norm=1.0)
+    return recipe.replace(protocol="clean", schedule="cosine", clip_norm=1.0)
 
 
 def _options(model: str) -> dict[str, Any]:
@@ -98,16 +97,16 @@ def _options(model: str) -> dict[str, Any]:
 
 
 def _task(recipe: Recipe, folder: Path | None) -> Task:
-    if recipe.valid_fraction != 0:
+    if recipe.data.valid_fraction != 0:
         raise ValueError(
             f"valid_fraction of {recipe.task} is 0: texts have a part to validate on, "
-            f"got {recipe.valid_fraction}"
+            f"got {recipe.data.valid_fraction}"
         )
     return language_task(
         recipe.set_name,
         folder=folder,
-        num_tokens=recipe.num_tokens,
-        context_tokens=recipe.context_tokens,
+        num_tokens=recipe.data.num_tokens,
+        context_tokens=recipe.data.context_tokens,
     )
 
 
@@ -118,10 +117,10 @@ def build_language_model(recipe: Recipe, sizes: Sizes) -> LanguageModel:
     return LanguageModel(
         sizes.vocab_size,
         attentions_of(recipe, sizes, causal=True),
-        recipe.dim,
-        recipe.ffn_dim,
-        norm=recipe.norm,
-        dropout=recipe.dropout,
+        recipe.model.dim,
+        recipe.model.ffn_dim,
+        norm=recipe.model.norm,
+        dropout=recipe.model.dropout,
         activation="relu",
     )
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +64,7 @@ def lra_paper(name: str, model: str, seed: int = 0) -> Recipe:
     """As the authors trained: padding pools, and leaks into Primal layers."""
     directions = RELEASED.get(model, {}).get(_like(name), CLEAN)
     recipe = _recipe(name, model, "paper", seed, directions)
-    return replace(recipe, mask_primal=mechanism_of(model) != "primal")
+    return recipe.replace(mask_primal=mechanism_of(model) != "primal")
 
 
 def lra_clean(name: str, model: str, seed: int = 0) -> Recipe:
@@ -122,14 +121,14 @@ def _held_out(name: str, protocol: str) -> float | None:
 
 def _task(recipe: Recipe, folder: Path | None) -> Task:
     name = recipe.set_name
-    text = None if recipe.protocol == "paper" else HELD_OUT
+    text = None if recipe.run.protocol == "paper" else HELD_OUT
     wanted = text if name == "text" else 0
-    if recipe.valid_fraction != wanted:
+    if recipe.data.valid_fraction != wanted:
         raise ValueError(
-            f"valid_fraction of lra/{name} is {wanted} under the {recipe.protocol} protocol, "
-            f"got {recipe.valid_fraction}"
+            f"valid_fraction of lra/{name} is {wanted} under the {recipe.run.protocol} protocol, "
+            f"got {recipe.data.valid_fraction}"
         )
-    return lra_task(name, folder=folder, protocol=recipe.protocol, seed=recipe.seed)
+    return lra_task(name, folder=folder, protocol=recipe.run.protocol, seed=recipe.run.seed)
 
 
 def _prepare(name: str, folder: Path | None, out: Path | None) -> Path:

@@ -64,32 +64,33 @@ def _recipe(name: str, model: str, protocol: str, seed: int, directions: int) ->
 
 
 def _task(recipe: Recipe, folder: Path | None) -> Task:
-    if not recipe.valid_fraction or recipe.num_tokens % TOKENS_PER_STEP:
+    if not recipe.data.valid_fraction or recipe.data.num_tokens % TOKENS_PER_STEP:
         raise ValueError(
             f"valid_fraction of {recipe.task} must be in (0, 1), and num_tokens a multiple of "
-            f"{TOKENS_PER_STEP}, got {recipe.valid_fraction} and {recipe.num_tokens}"
+            f"{TOKENS_PER_STEP}, got {recipe.data.valid_fraction} and {recipe.data.num_tokens}"
         )
     return rl_task(
         recipe.set_name,
         folder=folder,
-        context=recipe.num_tokens // TOKENS_PER_STEP,
-        valid=recipe.valid_fraction,
-        seed=recipe.seed,
+        context=recipe.data.num_tokens // TOKENS_PER_STEP,
+        valid=recipe.data.valid_fraction,
+        seed=recipe.run.seed,
     )
 
 
 def _model(recipe: Recipe, sizes: Sizes) -> DecisionModel:
     if sizes.num_channels is None:
         raise ValueError("a Decision Transformer reads states; the sizes have no num_channels")
-    names = ("dim", "num_layers", "num_heads", "ffn_dim", "num_tokens")
+    names = ("dim", "num_layers", "num_heads", "ffn_dim")
+    shape = {name: getattr(recipe.model, name) for name in names}
     return build_decision(
-        recipe.model,
+        recipe.model.name,
         state_dim=sizes.num_channels,
         action_dim=sizes.num_outputs,
-        sizes={name: getattr(recipe, name) for name in names},
-        dropout=recipe.dropout,
+        sizes={**shape, "num_tokens": recipe.data.num_tokens},
+        dropout=recipe.model.dropout,
         max_steps=environment_of(recipe.set_name).longest,
-        options=recipe.attention,
+        options=recipe.model.attention,
     )
 
 

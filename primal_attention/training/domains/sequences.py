@@ -18,61 +18,73 @@ from primal_attention.training.recipe import Recipe
 
 def build_sequence_model(recipe: Recipe, sizes: Sizes) -> nn.Module:
     """Build a ``TwoTowerClassifier`` where the recipe has two towers, else a single classifier."""
-    build = _two_towers if recipe.num_towers == 2 else _one_tower
+    build = _two_towers if recipe.model.num_towers == 2 else _one_tower
     return build(recipe, sizes)
 
 
 def _one_tower(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
+    model = recipe.model
     return SequenceClassifier(
         *_embedding_and_encoder(recipe, sizes),
         sizes.num_outputs,
-        pooling=recipe.pooling,
+        pooling=model.pooling,
         num_tokens=sizes.num_tokens,
-        dropout=recipe.dropout,
-        mask_attention=recipe.mask_attention,
-        hidden_dim=recipe.head_hidden_dim,
+        dropout=model.dropout,
+        mask_attention=model.mask_attention,
+        hidden_dim=model.head_hidden_dim,
     )
 
 
 def _two_towers(recipe: Recipe, sizes: Sizes) -> TwoTowerClassifier:
-    if recipe.head_hidden_dim is None:
+    model = recipe.model
+    if model.head_hidden_dim is None:
         raise ValueError("two towers have a hidden layer in the head; set head_hidden_dim")
     tower = Tower(
         *_embedding_and_encoder(recipe, sizes),
-        pooling=recipe.pooling,
+        pooling=model.pooling,
         num_tokens=sizes.num_tokens,
-        dropout=recipe.dropout,
+        dropout=model.dropout,
         drop_features=False,
-        mask_attention=recipe.mask_attention,
+        mask_attention=model.mask_attention,
     )
-    return TwoTowerClassifier(tower, sizes.num_outputs, hidden_dim=recipe.head_hidden_dim)
+    return TwoTowerClassifier(tower, sizes.num_outputs, hidden_dim=model.head_hidden_dim)
 
 
 def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[Embedding, Encoder]:
+    model = recipe.model
     attentions = attentions_of(recipe, sizes)
     embedding = Embedding(
-        recipe.dim,
+        model.dim,
         sizes.num_tokens,
         num_channels=sizes.num_channels,
-        kernel_size=recipe.kernel_size,
+        kernel_size=model.kernel_size,
         vocab_size=sizes.vocab_size,
     )
     if sizes.vocab_size is not None:  # positions start as symbols do
         nn.init.normal_(embedding.positions, std=0.02)
     encoder = Encoder(
-        attentions, recipe.dim, recipe.ffn_dim, norm=recipe.norm, dropout=recipe.dropout
+        attentions,
+        model.dim,
+        model.ffn_dim,
+        norm=model.norm,
+        dropout=model.dropout,
     )
     return embedding, encoder
 
 
 def attentions_of(recipe: Recipe, sizes: Sizes, *, causal: bool = False) -> list[nn.Module]:
     """Build the attention of each layer of a recipe's model."""
-    longest = sizes.num_tokens + (recipe.pooling == "class_token")
-    options = {"max_tokens": longest, **recipe.attention}
+    model = recipe.model
+    longest = sizes.num_tokens + (model.pooling == "class_token")
+    options = {"max_tokens": longest, **model.attention}
     options["causal"] = causal or options.get("causal", False)
     attentions = build_attentions(
-        recipe.model, recipe.num_layers, recipe.dim, recipe.num_heads, **options
+        model.name,
+        model.num_layers,
+        model.dim,
+        model.num_heads,
+        **options,
     )
-    if recipe.mask_primal:
+    if model.mask_primal:
         return attentions
     return [PaddingLeaks(each) if isinstance(each, KSVDLayer) else each for each in attentions]

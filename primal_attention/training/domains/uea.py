@@ -69,10 +69,10 @@ def uea_clean(name: str, model: str, seed: int = 0) -> Recipe:
 
 
 def _task(recipe: Recipe, folder: Path | None) -> Task:
-    if recipe.valid_fraction == 0:
+    if recipe.data.valid_fraction == 0:
         raise ValueError("valid_fraction must be in (0, 1) or none: UEA has no validation cases")
-    valid: float | Literal["test"] = recipe.valid_fraction or "test"
-    return uea_task(recipe.set_name, folder=folder, valid=valid, seed=recipe.seed)
+    valid: float | Literal["test"] = recipe.data.valid_fraction or "test"
+    return uea_task(recipe.set_name, folder=folder, valid=valid, seed=recipe.run.seed)
 
 
 UEA = Domain(

@@ -49,7 +49,7 @@ def main() -> None:
         try:
             row = future.result()
         except (RuntimeError, ValueError) as error:  # the others go on
-            print(f"{recipe.task} {recipe.model} failed: {error}", flush=True)
+            print(f"{recipe.task} {recipe.model.name} failed: {error}", flush=True)
             continue
         add_rows(arguments.out / "results.csv", [row], more=["peak_gb"])
         print(told(row), flush=True)
@@ -87,7 +87,7 @@ def warm_up(recipe: Recipe) -> None:
     """The first steps, which no time counts."""
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     torch.backends.cuda.enable_cudnn_sdp(False)
-    fabric = launch(recipe.precision, devices=1)
+    fabric = launch(recipe.run.precision, devices=1)
     run = Run(recipe, made_up(recipe), fabric, None, Watcher(), Saving(math.inf, math.inf))
     run.model.train()
     train(run, WARM_UP)
@@ -96,11 +96,11 @@ def warm_up(recipe: Recipe) -> None:
 
 def train(run: Run, steps: int) -> float:
     """The seconds that so many steps take."""
-    device, size = run.fabric.device, run.recipe.batch_size
+    device, size = run.fabric.device, run.recipe.optim.batch_size
     batches = torch.arange(2 * size, device=device).split(size)
     began = time.perf_counter()
     for step in range(steps):
-        run.step(batches[step % 2], run.recipe.lr)
+        run.step(batches[step % 2], run.recipe.optim.lr)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
@@ -135,7 +135,7 @@ def made_up(recipe: Recipe) -> Task:
     name = recipe.set_name
     tokens, classes = NUM_TOKENS[name], CLASSES.get(name, 2)
     generator = torch.Generator().manual_seed(0)
-    count, symbols = 2 * recipe.batch_size, 16 if name == "listops" else 256
+    count, symbols = 2 * recipe.optim.batch_size, 16 if name == "listops" else 256
 
     def sequences() -> torch.Tensor:
         x = torch.randint(1, symbols, (count, tokens), generator=generator, dtype=torch.uint8)
@@ -148,12 +148,12 @@ def made_up(recipe: Recipe) -> Task:
             lengths = torch.randint(tokens // 4, tokens + 1, (count, 1), generator=generator)
         return x * (torch.arange(tokens) < lengths)
 
-    if recipe.num_towers == 2:
+    if recipe.model.num_towers == 2:
         a, b = sequences(), sequences()
         inputs = {"a": a, "b": b, "mask_a": a != 0, "mask_b": b != 0}
     else:
         x = sequences()
-        is_masked = recipe.protocol == "paper" or name not in IMAGES
+        is_masked = recipe.run.protocol == "paper" or name not in IMAGES
         inputs = {"x": x, "token_mask": x != 0} if is_masked else {"x": x}
     cases = Cases(inputs, torch.randint(classes, (count,), generator=generator))
     sizes = Sizes(tokens, classes, vocab_size=32 if name == "listops" else 512)

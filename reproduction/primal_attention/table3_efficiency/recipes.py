@@ -42,7 +42,7 @@ def recipes() -> Iterator[Recipe]:
 
 def timed(recipe: Recipe) -> Recipe:
     """The recipe as the authors timed it."""
-    if recipe.model not in TIMED:
+    if recipe.model.name not in TIMED:
         return recipe
-    directions, eta = TIMED[recipe.model][recipe.set_name]
+    directions, eta = TIMED[recipe.model.name][recipe.set_name]
     return recipe.with_settings([f"attention.num_directions={directions}", f"eta={eta}"])

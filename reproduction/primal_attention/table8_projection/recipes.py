@@ -1,7 +1,6 @@
 """Table 8: Primal.+ with data-dependent (sampled) and data-independent (static) weights."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from primal_attention.training import Recipe, find_recipe
 
@@ -16,4 +15,4 @@ def recipes() -> Iterator[Recipe]:
             sampled = find_recipe(f"uea/{name}", "primal_plus", "paper", seed)
             yield sampled
             directions = {"num_directions": sampled.attention["num_directions"]}
-            yield replace(sampled, attention={"weights": "static", **directions})
+            yield sampled.replace(attention={"weights": "static", **directions})

@@ -32,4 +32,4 @@ def models(task: str, seed: int) -> Iterator[Recipe]:
     for model in ("linear", "linear_bn"):
         plain = find_recipe(task, model, "clean", seed)
         yield plain
-        yield plain.with_settings([f"attention.scales={HEADS[plain.num_heads]}"])
+        yield plain.with_settings([f"attention.scales={HEADS[plain.model.num_heads]}"])

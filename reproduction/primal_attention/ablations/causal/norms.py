@@ -10,7 +10,6 @@ output, and that of its output less the mean over all tokens: the part that depe
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +50,19 @@ def decision_recipes() -> Iterator[Recipe]:
         for model in ("softmax", "linear", "flow", "primal_plus"):
             recipe = find_recipe(DECISIONS, model, "clean", seed)
             yield recipe
-        yield replace(recipe, attention=directions(recipe, "dual"))
+        yield recipe.replace(attention=directions(recipe, "dual"))
 
 
 @torch.no_grad()
 def measured(recipe: Recipe) -> Row:
     """The norms in the network of a recipe, as its seed starts it."""
     sizes, inputs = series() if recipe.task == SERIES else trajectories()
-    torch.manual_seed(recipe.seed)
+    torch.manual_seed(recipe.run.seed)
     model = build_model(recipe, sizes).eval()
     residual, output = last_layer(model, inputs)
     kept = inputs["token_mask"] if recipe.task == SERIES else slice(None)
-    residual, output = residual[kept].reshape(-1, recipe.dim), output[kept].reshape(-1, recipe.dim)
+    dim = recipe.model.dim
+    residual, output = residual[kept].reshape(-1, dim), output[kept].reshape(-1, dim)
     return {
         **key_of(recipe),
         "residual": norm(residual),

@@ -4,7 +4,6 @@ Sampled weights cannot be causal, so static and dual ones stand beside them, cau
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from primal_attention.training import Recipe, find_recipe
 
@@ -23,7 +22,7 @@ def recipes() -> Iterator[Recipe]:
             primal = find_recipe(f"uea/{name}", "primalformer", "clean", seed)
             yield primal
             for weights in WEIGHTS:
-                other = replace(primal, attention=directions(primal, weights))
+                other = primal.replace(attention=directions(primal, weights))
                 yield from (other, causal(other))
 
 
@@ -34,4 +33,4 @@ def causal(recipe: Recipe) -> Recipe:
 
 def directions(recipe: Recipe, weights: str) -> dict[str, object]:
     """Options of other weights: these have no landmarks."""
-    return {"num_directions": recipe.attention["num_directions"], "weights": weights}
+    return {"num_directions": recipe.model.attention["num_directions"], "weights": weights}

@@ -30,7 +30,7 @@ def recipes() -> Iterator[Recipe]:
 
 def parameters_of(name: str, recipe: Recipe | None = None, tokens: int = 1) -> int:
     """Count the parameters of one attention layer."""
-    options = {} if recipe is None else {**recipe.attention, "max_tokens": tokens}
+    options = {} if recipe is None else {**recipe.model.attention, "max_tokens": tokens}
     layer = build_attention(name, 512, 8, **options)
     return sum(each.numel() for each in layer.parameters())
 
