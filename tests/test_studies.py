@@ -65,14 +65,14 @@ def test_recipes_can_be_built_and_come_seed_by_seed(study):
             channels = 3 if symbols is None else None
             with torch.device("meta"):
                 build_model(recipe, Sizes(29, 8, num_channels=channels, vocab_size=symbols))
-    short = [each.seed for each in recipes if each.task == recipes[0].task] if recipes else []
+    short = [each.run.seed for each in recipes if each.task == recipes[0].task] if recipes else []
     assert short == sorted(short)
 
 
 def test_networks_are_of_equal_size():
     tokens = {"UWaveGestureLibrary": 315, "Handwriting": 152, "JapaneseVowels": 26}
     recipes = [
-        each for each in recipes_of("primal_attention/ablations/parameters") if each.seed == 0
+        each for each in recipes_of("primal_attention/ablations/parameters") if each.run.seed == 0
     ]
     assert len(recipes) == 4 * len(tokens)
     for name, number in tokens.items():

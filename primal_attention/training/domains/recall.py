@@ -40,7 +40,7 @@ def recall_clean(name: str, model: str, seed: int = 0) -> Recipe:
 
 
 def _task(recipe: Recipe, folder: Path | None) -> Task:
-    return recall_task(recipe.set_name, num_tokens=recipe.num_tokens, seed=recipe.seed)
+    return recall_task(recipe.set_name, num_tokens=recipe.data.num_tokens, seed=recipe.run.seed)
 
 
 RECALL = Domain(

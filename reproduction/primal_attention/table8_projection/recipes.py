@@ -14,5 +14,5 @@ def recipes() -> Iterator[Recipe]:
         for name in SETS:
             sampled = find_recipe(f"uea/{name}", "primal_plus", "paper", seed)
             yield sampled
-            directions = {"num_directions": sampled.attention["num_directions"]}
+            directions = {"num_directions": sampled.model.attention["num_directions"]}
             yield sampled.replace(attention={"weights": "static", **directions})

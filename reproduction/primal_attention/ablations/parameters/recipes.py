@@ -24,8 +24,8 @@ def recipes() -> Iterator[Recipe]:
             more = width(parameters_of("softmax") - parameters_of("primal", primal, tokens))
             yield softmax
             yield primal
-            yield primal.with_settings([f"ffn_dim={primal.ffn_dim + more}"])
-            yield softmax.with_settings([f"ffn_dim={softmax.ffn_dim - more}"])
+            yield primal.with_settings([f"ffn_dim={primal.model.ffn_dim + more}"])
+            yield softmax.with_settings([f"ffn_dim={softmax.model.ffn_dim - more}"])
 
 
 def parameters_of(name: str, recipe: Recipe | None = None, tokens: int = 1) -> int:
