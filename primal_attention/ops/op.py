@@ -42,7 +42,7 @@ LARGE = {
     "moment": 1 << 22,
     "primal": 1,
     "running_mean": 1 << 22,
-    "scan": 1 << 22,
+    "scan": 1 << 23,
 }
 
 

@@ -128,11 +128,23 @@ def running_mean(kind: str, width: int, dtype: torch.dtype) -> Any:
 
 
 def scan(kind: str, width: int, dtype: torch.dtype) -> Any:
-    """Inputs of a scan."""
+    """Inputs of a scan: one side without time, or two sides with a learned one."""
     from primal_attention.ops.causal.eager import ScanInputs
 
-    z, name = torch.zeros(1, 2048, 2, width, dtype=dtype), kind.removeprefix("scan_")
-    return ScanInputs(z, z, z, torch.zeros(1, 2, width, width), None, name, name)
+    _, name, *both = kind.split("-")
+    z, sides, timed = torch.zeros(2, 1, 2048, H, width, dtype=dtype), 2, name == "unit_elu"
+    columns = S if timed else width
+    sides = 2 if timed else 1
+    return ScanInputs(
+        z,
+        torch.zeros(1, 2048, sides, H, columns, dtype=dtype),
+        None if both else torch.zeros(1, H, sides, width, columns),
+        torch.zeros(1, 2048, H) if timed else None,
+        torch.ones(1, 2048, dtype=torch.bool) if timed else None,
+        name,
+        name,
+        bool(both),
+    )
 
 
 def objective(kind: str, width: int, dtype: torch.dtype) -> Any:
@@ -160,7 +172,7 @@ OPS = {
     **dict.fromkeys(("static", "sampled", "causal", "dual", "short", "dual_causal"), "layer"),
     **dict.fromkeys(("few",), "layer"),  # in one segment: Gram matrices alone come first
     **dict.fromkeys(("running_mean", "running_mean_part"), "running_mean"),
-    **dict.fromkeys(("scan_cosine", "scan_elu"), "scan"),
+    **dict.fromkeys(("scan-cosine", "scan-elu", "scan-unit_elu", "scan-unit_elu-both"), "scan"),
     **dict.fromkeys(("j_given", "j_own"), "mean_j"),
     "landmark_index": "landmark_index",
 }

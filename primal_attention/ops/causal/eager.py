@@ -49,15 +49,16 @@ class Scanned(NamedTuple):
 
 
 class ScanInputs(NamedTuple):
-    """All that a scan of one side is made of."""
+    """All that a scan is made of; ``future`` says that later tokens are read too."""
 
-    q: Tensor  # [B, N, H, C]: whose features read
-    k: Tensor  # [B, N, H, C]: whose features store
-    values: Tensor  # [B, N, H, V]
-    state: Tensor | None  # [B, H, P, V]: the sum over earlier tokens
+    z: Tensor  # [2, B, N, H, C]: queries and keys
+    values: Tensor  # [B, N, sides, H, V]: u and v, or v alone
+    state: Tensor | None  # [B, H, sides, P, V]: the sums over earlier tokens
+    steps: Tensor | None  # [B, N, H]: delta, not negative
     token_mask: Tensor | None  # [B, N], True = real token
     map_q: str
     map_k: str
+    future: bool
 
 
 class MeanInputs(NamedTuple):
@@ -80,10 +81,54 @@ def scan(
     future: bool = False,  # whether later tokens are read too, which takes steps and no state
     grams: bool = False,
 ) -> Scanned:
-    """Each token reads the sums over those up to it; padded ones read zero and store nothing."""
-    found = _fused_scan(z, values, maps, mask, state) if steps is None else None
-    if found is not None:
-        return Scanned(*found, gram(z, maps, mask) if grams else None)
+    """Each token reads the sums over those up to it; padded ones read zero and store nothing.
+
+    No time passes at padded tokens.
+    """
+    given = ScanInputs(
+        z.permute(0, 2, 3, 1, 4),
+        values.permute(2, 3, 0, 1, 4),
+        None if state is None else state.permute(2, 1, 0, 3, 4),
+        None if steps is None else steps.permute(1, 2, 0),
+        rows_of(mask),
+        *maps,
+        future,
+    )
+    found = fused("scan", given)
+    if found is None:
+        return _scan_eager(z, values, maps, mask, state, steps, future=future, grams=grams)
+    out, after = found
+    totals = gram(z, maps, mask) if grams else None
+    return Scanned(out.permute(3, 2, 0, 1, 4), after.permute(2, 1, 0, 3, 4), totals)
+
+
+def scan_eager(given: ScanInputs) -> tuple[Tensor, Tensor]:
+    """Scan with tokens before heads in plain PyTorch: [B, N, H, sides, V], [B, H, sides, P, V]."""
+    z, values, state, steps, mask, *maps, future = given
+    out, after, _ = _scan_eager(
+        z.permute(0, 3, 1, 2, 4),
+        values.permute(2, 3, 0, 1, 4),
+        tuple(maps),
+        None if mask is None else mask[:, :, None],
+        None if state is None else state.permute(2, 1, 0, 3, 4),
+        None if steps is None else steps.permute(2, 0, 1),
+        future=future,
+        grams=False,
+    )
+    return out.permute(2, 3, 1, 0, 4), after.permute(2, 1, 0, 3, 4)
+
+
+def _scan_eager(
+    z: Tensor,
+    values: Tensor,
+    maps: Maps,
+    mask: Tensor | None,
+    state: Tensor | None,
+    steps: Tensor | None,
+    *,
+    future: bool,
+    grams: bool,
+) -> Scanned:
     rows = (z, values, mask, None if steps is None else steps.unsqueeze(-1))
     before = (state, None)[: 1 + grams]
     (out,), (after, *rest) = walk(partial(_scan, maps, future, grams), before, rows)
@@ -93,41 +138,12 @@ def scan(
     return Scanned(out, after, rest[0] if grams else None)
 
 
-def _fused_scan(
-    z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None, state: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
-    """What is read and the sums after the last token by a fused scan for each side."""
-    read: list[Tensor] = []
-    stored: list[Tensor] = []
-    for far in range(len(values)):
-        near = 1 - far if len(values) == 2 else 0
-        before = None if state is None else state[far].transpose(0, 1)
-        q, k, v = map(tokens_first, (z[near], z[1 - near], values[far]))
-        given = ScanInputs(q, k, v, before, rows_of(mask), maps[near], maps[1 - near])
-        found = fused("scan", given)
-        if found is None:
-            return None
-        read.insert(0, found[0].permute(2, 0, 1, 3))
-        stored.append(found[1].transpose(0, 1))
-    return torch.stack(read), torch.stack(stored)
-
-
-def scan_eager(given: ScanInputs) -> tuple[Tensor, Tensor]:
-    """The scan of one side with tokens before heads, in plain PyTorch."""
-    mask = None if given.token_mask is None else given.token_mask[:, :, None]
-    q, k, values = (each.permute(2, 0, 1, 3) for each in given[:3])
-    before = None if given.state is None else given.state.transpose(0, 1)[None]
-    step = partial(_scan, (given.map_q, given.map_k), False, False)
-    (out,), (after,) = walk(step, (before,), (torch.stack((q, k)), values[None], mask, None))
-    return tokens_first(out[0]), after[0].transpose(0, 1)
-
-
 def _scan(
     maps: Maps, future: bool, grams: bool, state: Tensors, rows: Tensors, shared: Tensors
 ) -> tuple[list[Tensor], list[Tensor]]:
     z, values, mask, steps = rows
     phi, values = features(z, maps, mask), zeroed(accumulate(values), mask)
-    steps = None if steps is None else accumulate(steps.squeeze(-1))
+    steps = None if steps is None else zeroed(accumulate(steps), mask).squeeze(-1)
     out, after = read_and_store(phi, values, state[0], steps, future=future)
     return [out], [after, *([grown(state[1], phi.mT @ phi)] if grams else [])]
 
@@ -138,7 +154,7 @@ def _scan_later(
     """What the tokens of a chunk read of later chunks, whose sums are as of its last token."""
     z, values, mask, steps = rows
     phi, values = features(z, maps, mask), zeroed(accumulate(values), mask)
-    times = accumulate(steps.squeeze(-1)).cumsum(-1)[..., None]  # since the last chunk
+    times = zeroed(accumulate(steps), mask).cumsum(-2)  # since the last chunk
     last = times[..., -1:, :]
     reads, stores = _readers(phi, values), _stores(phi, values)
     sums = (stores * (-times).exp()).mT @ values

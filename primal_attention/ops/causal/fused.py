@@ -12,7 +12,7 @@ from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.causal import fused_mean, fused_scan
 from primal_attention.ops.causal.eager import MeanInputs, ScanInputs, mean_eager, scan_eager
 from primal_attention.ops.op import Backward, FusedOp
-from primal_attention.ops.triton.launch import PRECISION, padded
+from primal_attention.ops.triton.launch import PRECISION, float32, padded
 
 
 class RunningMeanOp(FusedOp):
@@ -50,36 +50,36 @@ class RunningMeanOp(FusedOp):
 
 
 class ScanOp(FusedOp):
-    """What each token reads of the sum over those up to it."""
+    """What each token reads of the sums over those up to it, or over all."""
 
     name = "scan"
     inputs = ScanInputs
-    differentiable = ("q", "k", "values", "state")
-    outputs = ("out", "after")
+    differentiable = ("z", "values", "state", "steps")
+    outputs = ("out", "after", *fused_scan.KEPT)
     num_outputs = first_kept = 2
 
     def supports(self, given: ScanInputs) -> bool:
-        """Whether the walks are made for these dtypes, sizes and maps."""
-        maps = has_fused_form(given.map_q) and has_fused_form(given.map_k)
-        return maps and fused_scan.is_scannable(*given[:3])
+        """Return whether the passes are made for these dtypes, sizes and maps."""
+        names = {given.map_q, given.map_k}
+        if not all(has_fused_form(name) or name == "unit_elu" for name in names):
+            return False
+        return fused_scan.is_scannable(given.z, given.values)
 
     def empty(self, given: ScanInputs) -> Sequence[Tensor]:
-        """What each token reads, and the state after the last one."""
-        (B, N, H, P), V = given.q.shape, given.values.shape[-1]
-        shapes = (B, N, H, V), (B, H, P, V)
-        return [given.q.new_empty(shape, dtype=torch.float32) for shape in shapes]
+        """Return what each token reads, the sums after the last one, and those of the blocks."""
+        (_, B, N, H, P), (sides, V) = given.z.shape, given.values.shape[2::2]
+        out, after = float32(given.z, B, N, H, sides, V), float32(given.z, B, H, sides, P, V)
+        return [out, after, *fused_scan.kept_sums(given)]
 
     def forward(self, given: ScanInputs, *, keep: bool) -> Sequence[Tensor]:
-        """The same, written."""
+        """Return the same, written."""
         return fused_scan.scan_forward(given)
 
     def backward(self, given: ScanInputs, call: Backward) -> dict[str, Tensor]:
-        """Gradients of the tokens, their values and the state before them."""
-        cotangents = zip(call.grads, self.empty(given), strict=True)
-        d_out, d_state = (like.zero_() if d is None else d for d, like in cotangents)
-        computed = fused_scan.scan_backward(given, d_out, d_state)
-        return dict(zip(self.differentiable, computed, strict=True))
+        """Return the gradients of the tokens, their values, the state and the steps."""
+        sums = [each if each.numel() else None for each in call.kept]
+        return fused_scan.scan_backward(given, sums, *call.grads)
 
     def eager(self, given: ScanInputs) -> Sequence[Tensor]:
-        """The outputs and the state, in plain PyTorch."""
+        """Return the outputs and the sums, in plain PyTorch."""
         return scan_eager(given)

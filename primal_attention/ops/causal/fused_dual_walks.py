@@ -32,6 +32,7 @@ from primal_attention.ops.triton.tiles import (
     share_of_tokens,
     shares,
     store_row,
+    unit_elu,
     store_stacked,
     walk,
 )
@@ -81,11 +82,16 @@ def features_of(
 ):  # fmt: skip
     """Features of a block [n, P] as factor * base, the base an operand; and 1 / |z|."""
     dot: tl.constexpr = tl.bfloat16 if PRECISION == "bf16" else tl.float32
-    rows = load_segment_rows(z, row, stride, columns_of(real, P, WIDTH), BLOCK, WIDTH)
-    inverse = inverse_norms(rows, FEATURE_MAP, tl.float32)
-    base, factor = features(rows, inverse, real, FEATURE_MAP, dot)
-    if P != WIDTH:  # the map of a zero beside the features need not be zero
-        base = tl.where((tl.arange(0, WIDTH) < P)[None, :], base, 0.0).to(dot)
+    keep = columns_of(real, P, WIDTH)
+    rows = load_segment_rows(z, row, stride, keep, BLOCK, WIDTH)
+    if FEATURE_MAP == "unit_elu":
+        base, inverse = unit_elu(rows, keep)
+        base, factor = base.to(dot), inverse
+    else:
+        inverse = inverse_norms(rows, FEATURE_MAP, tl.float32)
+        base, factor = features(rows, inverse, real, FEATURE_MAP, dot)
+        if P != WIDTH:  # the map of a zero beside the features need not be zero
+            base = tl.where((tl.arange(0, WIDTH) < P)[None, :], base, 0.0).to(dot)
     return base, factor, inverse
 
 

@@ -1,12 +1,18 @@
-"""The causal scan as fused passes: a program carries the state over the blocks of one segment.
+"""The scan of one or two sides as fused passes, with or without a learned time.
 
-Where a sequence has several segments, their moments come first, and the states between them are
-running sums of these.
+Three steps. Programs walk over segments of a sequence and leave, before each block of tokens, the
+sum over the earlier blocks of the segment. These sums are joined over the segments. Then every block
+is computed by itself: its dense kernel matrix, and the sums before it (and behind it, where later
+tokens are read). README.md derives the gradients and counts the traffic.
 
-Letters: B batch, N tokens, H heads, P features, V value dim, n tokens of a block.
+Of two sides, queries store u and read what the keys have stored, v, and the other way round. Of one
+side, queries read and keys store. A gradient goes the other way: of one side, queries store the
+gradients of what they have read, and keys read them.
+
+Letters: B batch, N tokens, H heads, P features, V values, n tokens of a block.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,13 +20,18 @@ import triton.language as tl
 from torch import Tensor
 
 from primal_attention.ops.causal.eager import ScanInputs
+from primal_attention.ops.causal.fused_dual_walks import (
+    features_of,
+    load_segment_rows,
+    rows_of,
+    store_segment_rows,
+    times,
+)
 from primal_attention.ops.triton.launch import (
     PRECISION,
-    Config,
-    Segments,
+    constant,
     contiguous_rows,
     divide,
-    empty_rows,
     float32,
     mask_bytes,
     padded,
@@ -28,306 +39,652 @@ from primal_attention.ops.triton.launch import (
 from primal_attention.ops.triton.launcher import launched
 from primal_attention.ops.triton.tiles import (
     columns_of,
-    features,
-    inverse_norms,
-    load_rows,
+    existing,
     load_stacked,
-    lowered,
     lowered_product,
     pull_back,
     real_tokens,
     scaled,
-    sequence_of,
     share_of_tokens,
-    store_rows,
-    store_stacked,
     walk,
 )
 
-# By the padded number of entries of the state, at most, and the arithmetic of products.
-FORWARD = {
-    (32 * 32, "bf16"): Config(block=64, num_warps=4, num_stages=3),
-    (64 * 64, "bf16"): Config(block=64, num_warps=4, num_stages=2),
-    (128 * 128, "bf16"): Config(block=32, num_warps=8, num_stages=2),
-    (32 * 32, "tf32"): Config(block=32, num_warps=4, num_stages=2),
-    (64 * 64, "tf32"): Config(block=32, num_warps=8, num_stages=2),
-    (128 * 128, "tf32"): Config(block=16, num_warps=8, num_stages=1),
-    (32 * 32, "ieee"): Config(block=32, num_warps=4, num_stages=2),
-    (64 * 64, "ieee"): Config(block=16, num_warps=8, num_stages=2),
+# Tokens of a block, by the padded number of entries of a sum, at most, and the arithmetic of
+# products. Both passes have the same blocks: the backward pass reads the sums of the forward pass.
+BLOCKS = {
+    (64 * 64, "bf16"): 64,
+    (128 * 128, "bf16"): 32,
+    (64 * 64, "tf32"): 32,
+    (128 * 128, "tf32"): 16,
+    (64 * 64, "ieee"): 16,
 }
-BACKWARD = {
-    **FORWARD,
-    (64 * 64, "bf16"): Config(block=32, num_warps=4, num_stages=2),
-    (128 * 128, "bf16"): Config(block=16, num_warps=8, num_stages=2),
-    (32 * 32, "ieee"): Config(block=16, num_warps=4, num_stages=2),
-}
+# No product is one of a whole warp group, whose operands the assembler of Triton 3.6 can look for
+# at a wrong address: those have at least 64 rows and four warps.
+_ROWS = 32  # tokens of a block that one program computes, at most, in four warps
+_WARPS = 2  # of a walk, whose products have as many rows as there are features
+_TILE = 64 * 64  # entries of a sum that a walk carries, at most
 WIDEST = 256
+_ENTRIES = 256  # of a sum, that a program joins over the segments
 
 
-def is_scannable(q: Tensor, k: Tensor, values: Tensor) -> bool:
-    """Whether the walks are made for these dtypes and sizes."""
-    if q.dtype != k.dtype or not {q.dtype, values.dtype} <= set(PRECISION):
+class Sums(NamedTuple):
+    """The sums before each block, or behind it: those of its segment and those of the others."""
+
+    states: Tensor | None  # [B, blocks, H, sides, P, V]: over the blocks of the segment
+    starts: Tensor | None  # [B, segments, H, sides, P, V]: over the other segments
+    elapsed: Tensor | None  # [B, blocks, H]: the time between the block and the end of its segment
+
+
+NO_SUMS = Sums(None, None, None)
+KEPT = tuple(f"{side}_{name}" for side in ("past", "later") for name in Sums._fields)
+
+
+def is_scannable(z: Tensor, values: Tensor) -> bool:
+    """Return whether the passes are made for these dtypes and sizes."""
+    if not {z.dtype, values.dtype} <= set(PRECISION):
         return False
-    P, V = padded(q.shape[-1]), padded(values.shape[-1])
-    largest = max(key[0] for key in FORWARD if key[1] == PRECISION[q.dtype])
+    P, V = padded(z.shape[-1]), padded(values.shape[-1])
+    largest = max(key[0] for key in BLOCKS if key[1] == PRECISION[z.dtype])
     return max(P, V) <= WIDEST and largest >= P * V
 
 
-def scan_forward(given: ScanInputs) -> tuple[Tensor, Tensor]:
-    """What each token reads, and the state after the last one."""
-    q, k, values = (contiguous_rows(x) for x in given[:3])
-    (B, N, H, P), V, config = q.shape, values.shape[-1], _config(FORWARD, q, values)
-    sizes, segments = _compiled_for(config, q, values), divide(q, config.block)
-    mask = mask_bytes(given.token_mask)
-    out, final = float32(q, B, N, H, V), float32(q, B, H, P, V)
-    moments = _moments(k, values, mask, segments, {**sizes, "FEATURE_MAP": given.map_k})
-    forward_walk[(B * segments.number * H,)](
-        q, k, values, mask, _prefix(given.state, moments), out, final,
-        q.stride(), k.stride(), values.stride(), out.stride(),
-        N, H, segments.number, segments.tokens, MAP_Q=given.map_q, MAP_K=given.map_k, **sizes,
+class _Rows(NamedTuple):
+    """Tokens of one or two sides as the device code reads them."""
+
+    tensor: Tensor  # [sides, B, N, H, C]
+    strides: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Rows":
+        tensor = contiguous_rows(tensor)
+        of_side, of_batch, of_tokens, of_heads, _ = tensor.stride()
+        return cls(tensor, (of_side, of_batch, constant(of_tokens), of_heads))
+
+
+class _Call:
+    """What all launches of a call have in common."""
+
+    def __init__(self, given: ScanInputs):
+        self.z = _Rows.of(given.z)
+        self.values = _Rows.of(given.values.movedim(2, 0))
+        self.steps = None if given.steps is None else given.steps.float().contiguous()
+        self.mask = mask_bytes(given.token_mask)
+        _, self.B, self.N, self.H, self.P = given.z.shape
+        self.sides, self.V = given.values.shape[2], given.values.shape[-1]
+        precision = PRECISION[given.z.dtype]
+        entries = padded(self.P) * padded(self.V)
+        block = BLOCKS[min(x for x in BLOCKS if x[1] == precision and x[0] >= entries)]
+        self.segments = divide(given.z[0], block)
+        self.blocks, self.parts = -(-self.N // block), -(-block // _ROWS)
+        self.kept = torch.bfloat16 if given.z.dtype == torch.bfloat16 else torch.float32
+        self.layout = self.N, self.H, self.segments.number, self.segments.tokens
+        self.compiled: dict[str, Any] = {
+            "P": self.P,
+            "V": self.V,
+            "WIDTH_P": padded(self.P),
+            "WIDTH_V": padded(self.V),
+            "BLOCK": block,
+            "PRECISION": precision,
+            "SIDES": self.sides,
+            "MAP_Q": given.map_q,
+            "MAP_K": given.map_k,
+        }
+
+    def launch_blocks(self, function: Any, kinds: int, *arguments: Any, **options: Any) -> None:
+        """Launch programs of so many kinds for the tokens of each block."""
+        rows = self.compiled["BLOCK"] // self.parts
+        function[(self.B * self.blocks * self.H * kinds * self.parts,)](
+            *arguments, *self.layout, ROWS=rows, **options, **self.compiled, num_warps=4
+        )
+
+    @property
+    def sums_like(self) -> Sums:
+        """Shapes of the sums of one direction, on no device."""
+        shape, timed = (self.H, self.sides, self.P, self.V), self.steps is not None
+        return Sums(
+            torch.empty((self.B, self.blocks, *shape), dtype=self.kept, device="meta"),
+            torch.empty((self.B, self.segments.number, *shape), device="meta"),
+            torch.empty((self.B, self.blocks, self.H) if timed else (0,), device="meta"),
+        )
+
+    def sums(
+        self, rows: _Rows, start: Tensor | None, *, storing: int, backward: bool
+    ) -> tuple[Sums, Tensor]:
+        """Sums before each block, backward behind it, and those over all tokens.
+
+        The first rows are stored by the features of the side ``storing``.
+        """
+        like, new = self.sums_like, self.z.tensor.new_empty
+        states, starts, elapsed = (new(x.shape, dtype=x.dtype) for x in like)
+        ends, after = torch.empty_like(starts), float32(starts, self.B, *starts.shape[2:])
+        passed = float32(starts, *starts.shape[:3])
+        timed, grid = self.steps is not None, self.B * self.segments.number * self.H
+        tile = min(padded(self.V), max(16, _TILE // padded(self.P)))
+        segment_states[(grid, self.sides, -(-self.V // tile))](
+            self.z.tensor, rows.tensor, self.steps, self.mask, states, ends,
+            elapsed if timed else None, passed if timed else None,
+            self.z.strides, rows.strides, *self.layout,
+            STORING=storing, BACKWARD=backward, **{**self.compiled, "WIDTH_V": tile},
+            num_warps=_WARPS,
+        )  # fmt: skip
+        size = self.P * self.V
+        join_segments[(self.B * self.H, -(-size // _ENTRIES), self.sides)](
+            ends, passed if timed else None, None if start is None else start.contiguous(), starts,
+            after, self.H, self.segments.number, size,
+            SIDES=self.sides, BACKWARD=backward, WIDTH=_ENTRIES,
+        )  # fmt: skip
+        return Sums(states, starts, elapsed if timed else None), after
+
+
+def kept_sums(given: ScanInputs) -> list[Tensor]:
+    """Return unwritten sums of both directions; empty ones for a direction without sums."""
+    like, z = _Call(given).sums_like, given.z
+    found = [z.new_empty(x.shape, dtype=x.dtype) for x in like]
+    later = [torch.empty_like(x) if given.future else x.new_empty(0) for x in found]
+    return [*found, *later]
+
+
+def scan_forward(given: ScanInputs) -> list[Tensor]:
+    """Return what each token reads, the sums after the last one, and the sums of the blocks."""
+    call, storing = _Call(given), 2 - given.values.shape[2]
+    past, after = call.sums(call.values, given.state, storing=storing, backward=False)
+    later = NO_SUMS
+    if given.future:
+        later, _ = call.sums(call.values, None, storing=storing, backward=True)
+    out = float32(given.z, call.B, call.N, call.H, call.sides, call.V)
+    target = _Rows.of(out.permute(3, 0, 1, 2, 4))
+    call.launch_blocks(
+        read_blocks, 1,
+        call.z.tensor, call.values.tensor, call.steps, call.mask, *past, *later, target.tensor,
+        call.z.strides, call.values.strides, target.strides,
     )  # fmt: skip
-    return out, final
+    kept = [out.new_empty(0) if each is None else each for each in (*past, *later)]
+    return [out, after, *kept]
 
 
 def scan_backward(
-    given: ScanInputs, d_out: Tensor, d_state: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, values and the state before the first token."""
-    q, k, values, d_out = (contiguous_rows(x) for x in (*given[:3], d_out))
-    (B, N, H, P), V, config = q.shape, values.shape[-1], _config(BACKWARD, q, values)
-    sizes, segments = _compiled_for(config, q, values), divide(q, config.block)
-    dq, dk, d_values = (empty_rows(x) for x in (q, k, values))
-    d_before = float32(q, B, H, P, V)
-    grid, mask = (B * segments.number * H,), mask_bytes(given.token_mask)
-    tensors = q, k, values, mask, d_out
-    layout = (
-        q.stride(), k.stride(), values.stride(), d_out.stride(),
-        N, H, segments.number, segments.tokens,
+    given: ScanInputs, sums: list[Tensor | None], d_out: Tensor | None, d_after: Tensor | None
+) -> dict[str, Tensor | None]:
+    """Return the gradients of the tokens, their values, the state and the steps."""
+    call = _Call(given)
+    if d_out is None:
+        d_out = given.z.new_zeros((call.B, call.N, call.H, call.sides, call.V))
+    rows = _Rows.of(d_out.permute(3, 0, 1, 2, 4))
+    later, d_state = call.sums(rows, d_after, storing=0, backward=True)
+    past = NO_SUMS
+    if given.future:
+        past, _ = call.sums(rows, None, storing=0, backward=False)
+    dz = given.z.new_empty(given.z.shape)
+    d_values = given.values.new_empty(given.values.shape)
+    of_z, of_values = _Rows.of(dz), _Rows.of(d_values.movedim(2, 0))
+    ends = crossing = d_steps = None
+    if call.steps is not None:
+        ends = float32(dz, call.B, call.N, call.H, 2, 2)
+        crossing = float32(dz, call.B, call.blocks, call.H, call.sides)
+        d_steps = float32(dz, call.B, call.N, call.H)
+    call.launch_blocks(
+        gradient_blocks, 3,
+        call.z.tensor, call.values.tensor, rows.tensor, call.steps, call.mask,
+        *sums, *past, *later, of_z.tensor, of_values.tensor, ends, crossing,
+        call.z.strides, call.values.strides, rows.strides, of_z.strides, of_values.strides,
     )  # fmt: skip
-    options = {"MAP_Q": given.map_q, "MAP_K": given.map_k, **sizes}
-    moments = _moments(k, values, mask, segments, {**sizes, "FEATURE_MAP": given.map_k})
-    before = _prefix(given.state, moments)
-    queries_walk[grid](*tensors, before, dq, dq.stride(), *layout, **options)
-    moments = _moments(q, d_out, mask, segments, {**sizes, "FEATURE_MAP": given.map_q})
-    keys_walk[grid](
-        *tensors, _suffix(d_state, moments), dk, d_values, d_before,
-        dk.stride(), d_values.stride(), *layout, **options,
-    )  # fmt: skip
-    return dq, dk, d_values, d_before
-
-
-def _config(configs: dict[tuple[int, str], Config], q: Tensor, values: Tensor) -> Config:
-    entries, precision = padded(q.shape[-1]) * padded(values.shape[-1]), PRECISION[q.dtype]
-    return configs[min(key for key in configs if key[1] == precision and key[0] >= entries)]
-
-
-def _compiled_for(config: Config, q: Tensor, values: Tensor) -> dict[str, Any]:
-    P, V = q.shape[-1], values.shape[-1]
-    return {
-        "P": P,
-        "V": V,
-        "WIDTH_P": padded(P),
-        "WIDTH_V": padded(V),
-        "BLOCK": config.block,
-        "PRECISION": PRECISION[q.dtype],
-        "STAGES": config.num_stages,
-        "num_warps": config.num_warps,
-    }
-
-
-def _moments(
-    z: Tensor, values: Tensor, mask: Tensor | None, segments: Segments, sizes: dict[str, Any]
-) -> Tensor | None:
-    """The sum of phi v^T over each segment, [B, segments, H, P, V]; None for a single one."""
-    if segments.number == 1:
-        return None
-    B, N, H, P = z.shape
-    moments = float32(z, B, segments.number, H, P, sizes["V"])
-    segment_moments[(B * segments.number * H,)](
-        z, values, mask, moments, z.stride(), values.stride(),
-        N, H, segments.number, segments.tokens, **sizes,
-    )  # fmt: skip
-    return moments
-
-
-def _prefix(state: Tensor | None, moments: Tensor | None) -> Tensor | None:
-    """The state before each segment, [B, segments, H, P, V]; None where it is zero."""
-    if moments is None:
-        return None if state is None else state.contiguous()
-    first = torch.zeros_like(moments[:, :1]) if state is None else state[:, None]
-    return torch.cat([first, moments[:, :-1]], dim=1).cumsum(1)
-
-
-def _suffix(d_state: Tensor, moments: Tensor | None) -> Tensor:
-    """What the tokens after each segment pass to its keys and values."""
-    if moments is None:
-        return d_state.contiguous()
-    return torch.cat([d_state[:, None], moments[:, 1:].flip(1)], dim=1).cumsum(1).flip(1)
+    if d_steps is not None:
+        step_gradients[(call.B * call.blocks * call.H,)](
+            call.steps, call.mask, ends, crossing, d_steps, call.N, call.H,
+            SIDES=call.sides, BLOCK=call.compiled["BLOCK"],
+        )  # fmt: skip
+        d_steps = d_steps.to(given.steps.dtype)
+    return {"z": dz, "values": d_values, "state": d_state, "steps": d_steps}
 
 
 @triton.jit
-def _phi(
-    z, stride, start, real,
-    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FEATURE_MAP: tl.constexpr,
+def _side_of(tensor, strides, side, b, h, first):
+    """Pointer to the first token of a segment or block of a tensor [sides, B, N, H, C]."""
+    place = b * strides[1] + h * strides[3] + side * strides[0]
+    return tensor + place + first.to(tl.int64) * strides[2]
+
+
+@triton.jit
+def _clock(steps, b, h, N, H, start, real, BLOCK: tl.constexpr):
+    """Time up to each token since the block before, [n], and that of the block; 0 without steps."""
+    passed = tl.zeros([BLOCK], tl.float32)
+    if steps is not None:
+        n = start + tl.arange(0, BLOCK)
+        passed += tl.load(steps + (b * N + n) * H + h, mask=real, other=0.0)
+    return tl.cumsum(passed, 0), tl.sum(passed, 0)
+
+
+@triton.jit
+def _since(time):
+    """The share that is left of what came before a block, at each of its tokens."""
+    return tl.exp(-time)
+
+
+@triton.jit
+def _until(time, total):
+    """The share that is left of each token at the end of its block."""
+    return tl.exp(tl.minimum(time - total, 0.0))
+
+
+@triton.jit
+def _sum_of(
+    states, starts, elapsed, block, segment, side,
+    P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
+    SIDES: tl.constexpr,
 ):  # fmt: skip
-    """Features of a block, [n, P], and 1 / |z|."""
-    rows = load_rows(z, start, stride, real, 0, P, WIDTH)
-    inverse = inverse_norms(rows, FEATURE_MAP, tl.float32)
-    base, factor = features(rows, inverse, real, FEATURE_MAP, tl.float32)
-    return tl.where(columns_of(real, P, WIDTH), scaled(base, factor), 0.0), inverse
+    """The sum of a side before or behind a block, [P, V] in float32."""
+    left = tl.full([], 1.0, tl.float32)
+    if elapsed is not None:
+        left = tl.exp(-tl.load(elapsed + block))
+    near = load_stacked(states, block * SIDES + side, P, V, WIDTH_P, WIDTH_V)
+    return near + left * load_stacked(starts, segment * SIDES + side, P, V, WIDTH_P, WIDTH_V)
 
 
+@launched
 @triton.jit
-def _up_to_itself(matrix, TRANSPOSED: tl.constexpr):
-    """Zeros where a query [row] meets a later key [column]; TRANSPOSED: keys are the rows."""
-    n = tl.arange(0, matrix.shape[0])
-    if TRANSPOSED:
-        return tl.where(n[:, None] <= n[None, :], matrix, 0.0)
+def segment_states(
+    z, values, steps, mask, states, ends, elapsed, passed, z_strides, value_strides,
+    N, H, number, tokens,
+    P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
+    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, STORING: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """The sums of a segment before each of its blocks, and over all; one side of it a program."""
+    side = tl.program_id(1)
+    if SIDES == 1:
+        _walk_segment(
+            z, values, steps, mask, states, ends, elapsed, passed, z_strides, value_strides,
+            STORING, 0, N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
+            MAP_K if STORING else MAP_Q, BACKWARD,
+        )  # fmt: skip
+    elif side == 0:
+        _walk_segment(
+            z, values, steps, mask, states, ends, elapsed, passed, z_strides, value_strides,
+            0, 0, N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
+            MAP_Q, BACKWARD,
+        )  # fmt: skip
     else:
-        return tl.where(n[:, None] >= n[None, :], matrix, 0.0)
+        _walk_segment(
+            z, values, steps, mask, states, ends, None, None, z_strides, value_strides,
+            1, 1, N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
+            MAP_K, BACKWARD,
+        )  # fmt: skip
 
 
-@launched
 @triton.jit
-def segment_moments(
-    z, values, mask, moments, strides, value_strides, N, H, number, tokens,
+def _walk_segment(
+    z, values, steps, mask, states, ends, elapsed, passed, z_strides, value_strides,
+    storing, side, N, H, number, tokens,
     P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, FEATURE_MAP: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """The sum of phi v^T over the tokens of each segment."""
     program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
-    z, values = sequence_of(z, strides, b, h), sequence_of(values, value_strides, b, h)
-    total = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
-    for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, False)
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        phi, _ = _phi(z, strides[1], start, real, P, WIDTH_P, BLOCK, FEATURE_MAP)
-        rows = load_rows(values, start, value_strides[1], real, 0, V, WIDTH_V)
-        v = lowered(rows, PRECISION)
-        total = lowered_product(tl.trans(phi), v, total, PRECISION)
-    store_stacked(moments, program, total, P, V)
+    z = _side_of(z, z_strides, storing, b, h, first)
+    column = tl.program_id(2) * WIDTH_V
+    values = _side_of(values, value_strides, side, b, h, first) + column
+    states, ends = states + column, ends + column
+    p, v = tl.arange(0, WIDTH_P), tl.arange(0, WIDTH_V)
+    columns = column + v < V
+    places, inside = p[:, None] * V + v[None, :], (p < P)[:, None] & columns[None, :]
+    first_column = column == 0
+    state = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
+    time = tl.full([], 0.0, tl.float32)
+    for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=1):
+        row = walk(0, last - first, step, BLOCK, BACKWARD)
+        block = (b * tl.cdiv(N, BLOCK) + (first + row) // BLOCK) * H + h
+        kept = states + (block * SIDES + side) * (P * V) + places
+        tl.store(kept, state.to(states.dtype.element_ty), mask=inside)
+        if elapsed is not None:
+            tl.store(elapsed + block, time, mask=first_column)
+        real = real_tokens(mask, b, N, first + row, last, BLOCK)
+        base, weight, _ = features_of(
+            z, row, z_strides[2], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+        )  # fmt: skip
+        keep = real[:, None] & columns[None, :]
+        stored = load_segment_rows(values, row, value_strides[2], keep, BLOCK, WIDTH_V)
+        if steps is not None:
+            clock, total = _clock(steps, b, h, N, H, first + row, real, BLOCK)
+            weight *= _since(clock) if BACKWARD else _until(clock, total)
+            state *= tl.exp(-total)
+            time += total
+        state = lowered_product(tl.trans(base), scaled(stored, weight), state, PRECISION)
+    tl.store(ends + (program.to(tl.int64) * SIDES + side) * (P * V) + places, state, mask=inside)
+    if passed is not None:
+        tl.store(passed + program, time, mask=first_column)
+
+
+@launched
+@triton.jit(do_not_specialize=["number", "H"])
+def join_segments(
+    ends, passed, start, starts, after, H, number, size,
+    SIDES: tl.constexpr, BACKWARD: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Some entries of the sums before each segment, backward behind it, and over all of them.
+
+    A gradient starts with that of the sum which the other side has stored.
+    """
+    sequence, side = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    other = SIDES - 1 - side if BACKWARD else side
+    b, h = sequence // H, sequence % H
+    place = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    exists = place < size
+    sums = tl.zeros([WIDTH], tl.float32)
+    if start is not None:
+        sums += tl.load(start + (sequence * SIDES + other) * size + place, mask=exists, other=0.0)
+    for step in tl.range(0, number):
+        segment = (b * number + (number - 1 - step if BACKWARD else step)) * H + h
+        offset = (segment * SIDES + side) * size
+        tl.store(starts + offset + place, sums, mask=exists)
+        if passed is not None:
+            sums *= tl.exp(-tl.load(passed + segment))
+        sums += tl.load(ends + offset + place, mask=exists, other=0.0)
+    tl.store(after + (sequence * SIDES + other) * size + place, sums, mask=exists)
+
+
+@triton.jit
+def _block_of(program, N, H, number, tokens, BLOCK: tl.constexpr):
+    """Sequence, head and first token of a block, and its segment."""
+    blocks = tl.cdiv(N, BLOCK)
+    b, h = (program // H // blocks).to(tl.int64), (program % H).to(tl.int64)
+    start = program // H % blocks * BLOCK
+    return b, h, start, (b * number + start // tokens) * H + h
+
+
+@triton.jit
+def _features_at(
+    z, strides, side, b, h, start, N, mask,
+    P: tl.constexpr, WIDTH_P: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    FEATURE_MAP: tl.constexpr,
+):  # fmt: skip
+    """Features of the tokens of a side from a token on, as base and factor; 1 / |z|."""
+    real = real_tokens(mask, b, N, start, N, ROWS)
+    z = _side_of(z, strides, side, b, h, start)
+    return features_of(z, 0, strides[2], real, P, WIDTH_P, ROWS, PRECISION, FEATURE_MAP)
+
+
+@triton.jit
+def _rows_at(
+    rows, strides, side, b, h, start, N, mask,
+    V: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Values of a side, or gradients of what it reads, from a token on."""
+    real = real_tokens(mask, b, N, start, N, ROWS)
+    rows = _side_of(rows, strides, side, b, h, start)
+    return rows_of(rows, 0, strides[2], real, V, WIDTH_V, ROWS, PRECISION)
+
+
+@triton.jit
+def _times_of(steps, mask, b, h, N, H, start, part, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The time of all tokens of a block, of some of them, and all that passes."""
+    real = real_tokens(mask, b, N, start, N, BLOCK)
+    clock, total = _clock(steps, b, h, N, H, start, real, BLOCK)
+    mine = (part * ROWS + tl.arange(0, ROWS))[:, None] == tl.arange(0, BLOCK)[None, :]
+    return clock, tl.sum(tl.where(mine, clock[None, :], 0.0), 1), total
+
+
+@triton.jit
+def _weights(near, far, part, PAST: tl.constexpr, LATER: tl.constexpr):
+    """The kernel of the times of some readers and of all that they read, [rows, n].
+
+    Readers read themselves, and other tokens of the block as is said.
+    """
+    row, column = part * near.shape[0] + tl.arange(0, near.shape[0]), tl.arange(0, far.shape[0])
+    weight = tl.exp(-tl.abs(near[:, None] - far[None, :]))
+    if not LATER:
+        weight = tl.where(row[:, None] >= column[None, :], weight, 0.0)
+    if not PAST:
+        weight = tl.where(row[:, None] <= column[None, :], weight, 0.0)
+    return weight
 
 
 @launched
 @triton.jit
-def forward_walk(
-    q, k, values, mask, before, out, final,
-    q_strides, k_strides, value_strides, out_strides, N, H, number, tokens,
+def read_blocks(
+    z, values, steps, mask, past, past_starts, past_elapsed, later, later_starts, later_elapsed, out,
+    z_strides, value_strides, out_strides, N, H, number, tokens,
     P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
 ):  # fmt: skip
-    """Y = tril(Phi_q Phi_k^T) V + Phi_q state, then state + Phi_k^T V."""
-    program = tl.program_id(0)
-    b, h, first, last = share_of_tokens(program, N, H, number, tokens)
-    q, k = sequence_of(q, q_strides, b, h), sequence_of(k, k_strides, b, h)
-    values, out = sequence_of(values, value_strides, b, h), sequence_of(out, out_strides, b, h)
-    state = load_stacked(before, program, P, V, WIDTH_P, WIDTH_V)
-    for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, False)
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        phi_q, _ = _phi(q, q_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_Q)
-        phi_k, _ = _phi(k, k_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_K)
-        phi_q, phi_k = lowered(phi_q, PRECISION), lowered(phi_k, PRECISION)
-        rows = load_rows(values, start, value_strides[1], real, 0, V, WIDTH_V)
-        v = lowered(rows, PRECISION)
-        y = lowered_product(phi_q, state, tl.zeros([BLOCK, WIDTH_V], tl.float32), PRECISION)
-        scores = lowered_product(
-            phi_q, tl.trans(phi_k), tl.zeros([BLOCK, BLOCK], tl.float32), PRECISION
-        )
-        y = lowered_product(_up_to_itself(scores, False), v, y, PRECISION)
-        state = lowered_product(tl.trans(phi_k), v, state, PRECISION)
-        store_rows(out, y, start, out_strides[1], last, 0, V, WIDTH_V)
-    if last == N:
-        store_stacked(final, b * H + h, state, P, V)
+    """What the tokens of a block read: of earlier ones, and of later ones where these have sums."""
+    parts: tl.constexpr = BLOCK // ROWS
+    _read_block(
+        tl.program_id(0) // parts, tl.program_id(0) % parts, z, values, steps, mask,
+        past, past_starts, past_elapsed, later, later_starts, later_elapsed, out,
+        z_strides, value_strides, out_strides, N, H, number, tokens,
+        P, V, WIDTH_P, WIDTH_V, BLOCK, ROWS, PRECISION, SIDES, MAP_Q, MAP_K, 0,
+    )  # fmt: skip
+
+
+@triton.jit
+def _read_block(
+    program, part, z, values, steps, mask, past, past_starts, past_elapsed,
+    later, later_starts, later_elapsed, out, z_strides, value_strides, out_strides,
+    N, H, number, tokens,
+    P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
+    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, READING: tl.constexpr,
+):  # fmt: skip
+    """What some tokens of a block read, the first by the features of the side READING."""
+    b, h, start, segment = _block_of(program, N, H, number, tokens, BLOCK)
+    clock, near_clock, total = _times_of(steps, mask, b, h, N, H, start, part, ROWS, BLOCK)
+    weights = _weights(near_clock, clock, part, past is not None, later is not None)
+    first = start + part * ROWS
+    exists = columns_of(existing(first, N, ROWS), V, WIDTH_V)
+    for reader in tl.static_range(SIDES):
+        stored = SIDES - 1 - reader
+        if (READING + reader) % 2 == 0:
+            near, f_near, _ = _features_at(
+                z, z_strides, 0, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, MAP_Q
+            )  # fmt: skip
+            far, f_far, _ = _features_at(
+                z, z_strides, 1, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, MAP_K
+            )  # fmt: skip
+        else:
+            near, f_near, _ = _features_at(
+                z, z_strides, 1, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, MAP_K
+            )  # fmt: skip
+            far, f_far, _ = _features_at(
+                z, z_strides, 0, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
+            )  # fmt: skip
+        rows = _rows_at(
+            values, value_strides, stored, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION
+        )  # fmt: skip
+        kernel_matrix = times(near, tl.trans(far), PRECISION) * (weights * f_far[None, :])
+        read = times(kernel_matrix, rows, PRECISION)
+        if past is not None:
+            sums = _sum_of(
+                past, past_starts, past_elapsed, program, segment, stored,
+                P, V, WIDTH_P, WIDTH_V, SIDES,
+            )  # fmt: skip
+            read += scaled(times(near, sums, PRECISION), _since(near_clock))
+        if later is not None:
+            sums = _sum_of(
+                later, later_starts, later_elapsed, program, segment, stored,
+                P, V, WIDTH_P, WIDTH_V, SIDES,
+            )  # fmt: skip
+            read += scaled(times(near, sums, PRECISION), _until(near_clock, total))
+        place = _side_of(out, out_strides, reader, b, h, first)
+        store_segment_rows(place, scaled(read, f_near), 0, out_strides[2], exists)
 
 
 @launched
 @triton.jit
-def queries_walk(
-    q, k, values, mask, d_out, before, dq, dq_strides,
-    q_strides, k_strides, value_strides, d_out_strides, N, H, number, tokens,
+def gradient_blocks(
+    z, values, d_out, steps, mask,
+    past, past_starts, past_elapsed, later, later_starts, later_elapsed,
+    d_past, d_past_starts, d_past_elapsed, d_later, d_later_starts, d_later_elapsed,
+    dz, d_values, ends, crossing,
+    z_strides, value_strides, d_out_strides, dz_strides, d_value_strides, N, H, number, tokens,
     P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
 ):  # fmt: skip
-    """dPhi_q = tril(dY V^T) Phi_k + dY state^T, walking forward with the state."""
-    program = tl.program_id(0)
-    b, h, first, last = share_of_tokens(program, N, H, number, tokens)
-    q, k = sequence_of(q, q_strides, b, h), sequence_of(k, k_strides, b, h)
-    values, dq = sequence_of(values, value_strides, b, h), sequence_of(dq, dq_strides, b, h)
-    d_out = sequence_of(d_out, d_out_strides, b, h)
-    state = load_stacked(before, program, P, V, WIDTH_P, WIDTH_V)
-    for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, False)
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        dy = load_rows(d_out, start, d_out_strides[1], real, 0, V, WIDTH_V)
-        dy = lowered(dy, PRECISION)
-        rows = load_rows(values, start, value_strides[1], real, 0, V, WIDTH_V)
-        v = lowered(rows, PRECISION)
-        phi_k, _ = _phi(k, k_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_K)
-        phi_k = lowered(phi_k, PRECISION)
-        d_scores = lowered_product(dy, tl.trans(v), tl.zeros([BLOCK, BLOCK], tl.float32), PRECISION)
-        d_phi = lowered_product(
-            dy, tl.trans(state), tl.zeros([BLOCK, WIDTH_P], tl.float32), PRECISION
-        )
-        d_phi = lowered_product(_up_to_itself(d_scores, False), phi_k, d_phi, PRECISION)
-        state = lowered_product(tl.trans(phi_k), v, state, PRECISION)
-        phi_q, inverse = _phi(q, q_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_Q)
-        dz = tl.where(
-            real[:, None],
-            pull_back(phi_q, tl.full([BLOCK], 1.0, tl.float32), inverse, d_phi, MAP_Q),
-            0.0,
-        )
-        store_rows(dq, dz, start, dq_strides[1], last, 0, P, WIDTH_P)
+    """All gradients of a block: of three programs, one for each side's features, one for values.
+
+    The gradients of the values are a scan of those of the outputs from the other end.
+    """
+    parts: tl.constexpr = BLOCK // ROWS
+    part, kind = tl.program_id(0) % parts, tl.program_id(0) // parts % 3
+    program = tl.program_id(0) // parts // 3
+    if kind == 0:
+        _feature_gradients(
+            program, part, z, values, d_out, steps, mask,
+            past, past_starts, past_elapsed, later, later_starts, later_elapsed,
+            d_past, d_past_starts, d_past_elapsed, d_later, d_later_starts, d_later_elapsed,
+            dz, ends, crossing, z_strides, value_strides, d_out_strides, dz_strides,
+            N, H, number, tokens,
+            P, V, WIDTH_P, WIDTH_V, BLOCK, ROWS, PRECISION, SIDES, MAP_Q, MAP_K, 0,
+        )  # fmt: skip
+    elif kind == 1:
+        _feature_gradients(
+            program, part, z, values, d_out, steps, mask,
+            past, past_starts, past_elapsed, later, later_starts, later_elapsed,
+            d_past, d_past_starts, d_past_elapsed, d_later, d_later_starts, d_later_elapsed,
+            dz, ends, crossing, z_strides, value_strides, d_out_strides, dz_strides,
+            N, H, number, tokens,
+            P, V, WIDTH_P, WIDTH_V, BLOCK, ROWS, PRECISION, SIDES, MAP_K, MAP_Q, 1,
+        )  # fmt: skip
+    else:
+        _read_block(
+            program, part, z, d_out, steps, mask, d_past, d_past_starts, d_past_elapsed,
+            d_later, d_later_starts, d_later_elapsed, d_values,
+            z_strides, d_out_strides, d_value_strides, N, H, number, tokens,
+            P, V, WIDTH_P, WIDTH_V, BLOCK, ROWS, PRECISION, SIDES, MAP_Q, MAP_K, 2 - SIDES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _feature_gradients(
+    program, part, z, values, d_out, steps, mask,
+    past, past_starts, past_elapsed, later, later_starts, later_elapsed,
+    d_past, d_past_starts, d_past_elapsed, d_later, d_later_starts, d_later_elapsed,
+    dz, ends, crossing, z_strides, value_strides, d_out_strides, dz_strides,
+    N, H, number, tokens,
+    P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
+    NEAR_MAP: tl.constexpr, FAR_MAP: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the rows behind the near side's features, of some tokens of a block.
+
+    And what each of them adds to the gradients of the steps: as the later and as the earlier one of
+    two tokens.
+    """
+    READS: tl.constexpr = SIDES == 2 or NEAR == 0
+    STORES: tl.constexpr = SIDES == 2 or NEAR == 1
+    FUTURE: tl.constexpr = later is not None
+    near_side: tl.constexpr = NEAR if SIDES == 2 else 0  # of values, gradients and sums
+    far_side: tl.constexpr = SIDES - 1 - near_side
+    b, h, start, segment = _block_of(program, N, H, number, tokens, BLOCK)
+    first = start + part * ROWS
+    near, f_near, inverse = _features_at(
+        z, z_strides, NEAR, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, NEAR_MAP
+    )  # fmt: skip
+    far, f_far, _ = _features_at(
+        z, z_strides, 1 - NEAR, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
+    )  # fmt: skip
+    clock, near_clock, total = _times_of(steps, mask, b, h, N, H, start, part, ROWS, BLOCK)
+    d_kernel = tl.zeros([ROWS, BLOCK], tl.float32)
+    of_past = tl.zeros([ROWS, WIDTH_P], tl.float32)
+    of_later = tl.zeros([ROWS, WIDTH_P], tl.float32)
+    across = tl.full([], 0.0, tl.float32)  # what tokens before the block and behind it share
+    if READS:
+        d_read = _rows_at(
+            d_out, d_out_strides, near_side, b, h, first, N, mask, V, WIDTH_V, ROWS, PRECISION
+        )  # fmt: skip
+        rows = _rows_at(
+            values, value_strides, far_side, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION
+        )  # fmt: skip
+        weights = _weights(near_clock, clock, part, True, FUTURE)
+        d_kernel += times(d_read, tl.trans(rows), PRECISION) * weights
+        sums = _sum_of(
+            past, past_starts, past_elapsed, program, segment, far_side,
+            P, V, WIDTH_P, WIDTH_V, SIDES,
+        )  # fmt: skip
+        of_past += times(d_read, tl.trans(sums), PRECISION)
+        if steps is not None and part == 0:
+            sums *= _sum_of(
+                d_later, d_later_starts, d_later_elapsed, program, segment, near_side,
+                P, V, WIDTH_P, WIDTH_V, SIDES,
+            )  # fmt: skip
+            across += tl.sum(tl.sum(sums, 1), 0)
+        if FUTURE:
+            sums = _sum_of(
+                later, later_starts, later_elapsed, program, segment, far_side,
+                P, V, WIDTH_P, WIDTH_V, SIDES,
+            )  # fmt: skip
+            of_later += times(d_read, tl.trans(sums), PRECISION)
+            if steps is not None and part == 0:
+                sums *= _sum_of(
+                    d_past, d_past_starts, d_past_elapsed, program, segment, near_side,
+                    P, V, WIDTH_P, WIDTH_V, SIDES,
+                )  # fmt: skip
+                across += tl.sum(tl.sum(sums, 1), 0)
+    if STORES:
+        stored = _rows_at(
+            values, value_strides, near_side, b, h, first, N, mask, V, WIDTH_V, ROWS, PRECISION
+        )  # fmt: skip
+        d_far = _rows_at(
+            d_out, d_out_strides, far_side, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION
+        )  # fmt: skip
+        weights = _weights(near_clock, clock, part, FUTURE, True)
+        d_kernel += times(stored, tl.trans(d_far), PRECISION) * weights
+        sums = _sum_of(
+            d_later, d_later_starts, d_later_elapsed, program, segment, far_side,
+            P, V, WIDTH_P, WIDTH_V, SIDES,
+        )  # fmt: skip
+        of_later += times(stored, tl.trans(sums), PRECISION)
+        if FUTURE:
+            sums = _sum_of(
+                d_past, d_past_starts, d_past_elapsed, program, segment, far_side,
+                P, V, WIDTH_P, WIDTH_V, SIDES,
+            )  # fmt: skip
+            of_past += times(stored, tl.trans(sums), PRECISION)
+    of_past = scaled(of_past, _since(near_clock))
+    of_later = scaled(of_later, _until(near_clock, total))
+    d_kernel *= f_far[None, :]
+    if steps is not None:
+        phi = scaled(near, f_near)
+        row, column = part * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+        shared = times(near, tl.trans(far), PRECISION) * scaled(d_kernel, f_near)
+        order = row[:, None] - column[None, :]
+        shared = tl.where(order > 0, shared, tl.where(order < 0, -shared, 0.0))
+        places = ends + ((b * N + first + tl.arange(0, ROWS)) * H + h) * 4 + NEAR * 2
+        keep = existing(first, N, ROWS)
+        tl.store(places, tl.sum(phi * of_past, 1) + tl.sum(shared, 1), mask=keep)
+        tl.store(places + 1, tl.sum(phi * of_later, 1), mask=keep)
+        if READS:
+            tl.store(crossing + program * SIDES + near_side, across, mask=part == 0)
+    d_phi = lowered_product(d_kernel, far, of_past + of_later, PRECISION)
+    d_rows = pull_back(near, f_near, inverse, d_phi, NEAR_MAP)
+    exists = columns_of(existing(first, N, ROWS), P, WIDTH_P)
+    place = _side_of(dz, dz_strides, NEAR, b, h, first)
+    store_segment_rows(place, d_rows, 0, dz_strides[2], exists)
 
 
 @launched
 @triton.jit
-def keys_walk(
-    q, k, values, mask, d_out, after, dk, d_values, d_before,
-    dk_strides, d_value_strides,
-    q_strides, k_strides, value_strides, d_out_strides, N, H, number, tokens,
-    P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
+def step_gradients(
+    steps, mask, ends, crossing, d_steps, N, H, SIDES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """dPhi_k and dV from tril^T and the suffix R, walking backward; then R + Phi_q^T dY."""
+    """Gradients of the steps of a block: of all pairs of tokens that have the step between them."""
     program = tl.program_id(0)
-    b, h, first, last = share_of_tokens(program, N, H, number, tokens)
-    q, k = sequence_of(q, q_strides, b, h), sequence_of(k, k_strides, b, h)
-    values, dk = sequence_of(values, value_strides, b, h), sequence_of(dk, dk_strides, b, h)
-    d_values = sequence_of(d_values, d_value_strides, b, h)
-    d_out = sequence_of(d_out, d_out_strides, b, h)
-    suffix = load_stacked(after, program, P, V, WIDTH_P, WIDTH_V)
-    for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
-        start = walk(first, last, step, BLOCK, True)
-        real = real_tokens(mask, b, N, start, last, BLOCK)
-        dy = load_rows(d_out, start, d_out_strides[1], real, 0, V, WIDTH_V)
-        dy = lowered(dy, PRECISION)
-        rows = load_rows(values, start, value_strides[1], real, 0, V, WIDTH_V)
-        v = lowered(rows, PRECISION)
-        phi_q, _ = _phi(q, q_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_Q)
-        phi_q = lowered(phi_q, PRECISION)
-        d_scores = lowered_product(v, tl.trans(dy), tl.zeros([BLOCK, BLOCK], tl.float32), PRECISION)
-        d_phi = lowered_product(
-            v, tl.trans(suffix), tl.zeros([BLOCK, WIDTH_P], tl.float32), PRECISION
-        )
-        d_phi = lowered_product(_up_to_itself(d_scores, True), phi_q, d_phi, PRECISION)
-        phi_k, inverse = _phi(k, k_strides[1], start, real, P, WIDTH_P, BLOCK, MAP_K)
-        dz = tl.where(
-            real[:, None],
-            pull_back(phi_k, tl.full([BLOCK], 1.0, tl.float32), inverse, d_phi, MAP_K),
-            0.0,
-        )
-        store_rows(dk, dz, start, dk_strides[1], last, 0, P, WIDTH_P)
-        scores = lowered_product(
-            phi_k, tl.trans(phi_q), tl.zeros([BLOCK, BLOCK], tl.float32), PRECISION
-        )
-        dv = lowered_product(phi_k, suffix, tl.zeros([BLOCK, WIDTH_V], tl.float32), PRECISION)
-        dv = lowered_product(_up_to_itself(scores, True), dy, dv, PRECISION)
-        suffix = lowered_product(tl.trans(phi_q), dy, suffix, PRECISION)
-        store_rows(d_values, dv, start, d_value_strides[1], last, 0, V, WIDTH_V)
-    if first == 0:
-        store_stacked(d_before, b * H + h, suffix, P, V)
+    b, h, start, _ = _block_of(program, N, H, 1, N, BLOCK)
+    real = real_tokens(mask, b, N, start, N, BLOCK)
+    _, total = _clock(steps, b, h, N, H, start, real, BLOCK)
+    places = (b * N + start + tl.arange(0, BLOCK)) * H + h
+    exists = existing(start, N, BLOCK)
+    as_later = tl.zeros([BLOCK], tl.float32)
+    as_earlier = tl.zeros([BLOCK], tl.float32)
+    for side in tl.static_range(2):
+        of_side = ends + places * 4 + side * 2
+        as_later += tl.load(of_side, mask=exists, other=0.0)
+        as_earlier += tl.load(of_side + 1, mask=exists, other=0.0)
+    across = tl.full([], 0.0, tl.float32)
+    for side in tl.static_range(SIDES):
+        across += tl.load(crossing + program * SIDES + side)
+    passing = tl.cumsum(as_later, 0, reverse=True) + tl.cumsum(as_earlier, 0) - as_earlier
+    passing += across * tl.exp(-total)
+    tl.store(d_steps + places, tl.where(real, -passing, 0.0), mask=exists)

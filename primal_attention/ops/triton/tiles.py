@@ -369,6 +369,22 @@ def features(rows, inverse, real, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
+def unit_elu(rows, keep):
+    """Phi of the rows as base and factor: elu + 1, and 1 over its length; zero where not kept.
+
+    The largest entry of a row is at least 0, by a shift that the length cancels.
+    """
+    z = tl.where(keep, rows.to(tl.float32), -1e38)
+    top = tl.minimum(tl.max(z, 1), 0.0)[:, None]
+    z = z - top
+    base = tl.where(keep, tl.where(z > 0, z + 1.0, tl.exp(tl.minimum(z, 0.0))), 0.0)
+    squared = tl.sum(base * base, 1)
+    squared = tl.where(squared > 0, squared, 1.0)
+    inverse = tl.rsqrt(squared)
+    return base, inverse + 0.5 * inverse * (1.0 - squared * inverse * inverse)
+
+
+@triton.jit
 def scaled(rows, factor):
     """Rows in float32, each times its factor."""
     return rows.to(tl.float32) * factor[:, None]
@@ -378,9 +394,11 @@ def scaled(rows, factor):
 def pull_back(base, factor, inverse, d_phi, FEATURE_MAP: tl.constexpr):
     """Gradient of z from that of its features phi = factor * base."""
     base = base.to(tl.float32)
-    if FEATURE_MAP == "cosine":
+    if FEATURE_MAP == "cosine" or FEATURE_MAP == "unit_elu":
         radial = factor * tl.sum(base * d_phi, 1)
         dz = scaled(d_phi, inverse) - scaled(base, inverse * factor * radial)
+        if FEATURE_MAP == "unit_elu":
+            dz = dz * tl.minimum(base, 1.0)
     elif FEATURE_MAP == "elu":
         dz = d_phi * tl.minimum(base, 1.0)
     elif FEATURE_MAP == "relu":
