@@ -11,6 +11,7 @@ B, H, N, C, S = 2, 3, 23, 5, 7
 MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "cosine": lambda z: z / torch.linalg.vector_norm(z, dim=-1, keepdim=True),
     "elu": lambda z: F.elu(z) + 1,
+    "unit_elu": lambda z: F.normalize(F.elu(z) + 1, dim=-1),
     "relu": F.relu,
     "identity": lambda z: z,
 }
@@ -187,14 +188,14 @@ def dense_timed(
     keep = torch.ones(steps.shape[1:]) if token_mask is None else token_mask
     queries, keys, values = (each * keep[:, :, None].to(z) for each in (queries, keys, values))
     times = steps.cumsum(-1)
-    decay = (-(times[..., :, None] - times[..., None, :]).abs()).exp()
+    decay = (-(times[..., :, None] - times[..., None, :]).abs()).exp().to(z)
     kernel = decay * torch.einsum("hbip, hbjp -> hbij", queries, keys)
     read = (kernel, kernel.mT)[: len(values)]
     stored = (values[-1], values[0])[: len(values)]
     out = [(each if future else each.tril()) @ v for each, v in zip(read, stored, strict=True)]
     if future:
         return (torch.stack(out),)
-    left = (times - times[..., -1:]).exp()[..., None]
+    left = (times - times[..., -1:]).exp()[..., None].to(z)
     pairs = zip((queries, keys)[-len(values) :], values, strict=True)
     after = [torch.einsum("hbnp, hbnv -> hbpv", phi * left, v) for phi, v in pairs]
     return torch.stack(out), torch.stack(after)

@@ -132,9 +132,8 @@ def scan(kind: str, width: int, dtype: torch.dtype) -> Any:
     from primal_attention.ops.causal.eager import ScanInputs
 
     _, name, *both = kind.split("-")
-    z, sides, timed = torch.zeros(2, 1, 2048, H, width, dtype=dtype), 2, name == "unit_elu"
-    columns = S if timed else width
-    sides = 2 if timed else 1
+    z, timed = torch.zeros(2, 1, 2048, H, width, dtype=dtype), name == "unit_elu"
+    sides, columns = (2, S) if timed else (1, width)
     return ScanInputs(
         z,
         torch.zeros(1, 2048, sides, H, columns, dtype=dtype),

@@ -20,8 +20,10 @@ CASES = {
     "dual_causal:64:float32": 256,
     "running_mean:64:bfloat16": 32,
     "running_mean_part:64:bfloat16": 32,
-    "scan_cosine:64:bfloat16": 64,
-    "scan_elu:64:bfloat16": 64,
+    "scan-cosine:64:bfloat16": 8,
+    "scan-elu:64:bfloat16": 8,
+    "scan-unit_elu:64:bfloat16": 32,
+    "scan-unit_elu-both:64:bfloat16": 64,
     "j_given:64:float32": 0,
     "j_own:64:float32": 0,
     "j_own:256:float32": 0,
@@ -29,6 +31,7 @@ CASES = {
 }
 STATIC = {"collapse_blocks", "forward_blocks", "backward_blocks", "total_blocks"}
 WALKS = {"segment_sums", "forward_walk", "backward_walk"}
+SCAN = {"segment_states", "join_segments", "read_blocks", "gradient_blocks"}
 NAMES = {
     "static": {*STATIC, "row_sum_blocks"},
     "sampled": {
@@ -55,8 +58,10 @@ NAMES = {
     "few": {*WALKS, "row_sum_blocks"},
     "running_mean": {"add_segments", "walk_along"},
     "running_mean_part": {"add_segments", "walk_along"},
-    "scan_cosine": {"segment_moments", "forward_walk", "queries_walk", "keys_walk"},
-    "scan_elu": {"segment_moments", "forward_walk", "queries_walk", "keys_walk"},
+    "scan-cosine": SCAN,
+    "scan-elu": SCAN,
+    "scan-unit_elu": {*SCAN, "step_gradients"},
+    "scan-unit_elu-both": {*SCAN, "step_gradients"},
     "j_given": {"energy_blocks", "mean_block", "gradient_blocks"},
     "j_own": {"energy_blocks", "mean_block", "gradient_blocks"},
     "landmark_index": {"index_blocks"},

@@ -32,8 +32,8 @@ from primal_attention.ops.triton.tiles import (
     share_of_tokens,
     shares,
     store_row,
-    unit_elu,
     store_stacked,
+    unit_elu,
     walk,
 )
 

@@ -1,9 +1,9 @@
 """The scan of one or two sides as fused passes, with or without a learned time.
 
 Three steps. Programs walk over segments of a sequence and leave, before each block of tokens, the
-sum over the earlier blocks of the segment. These sums are joined over the segments. Then every block
-is computed by itself: its dense kernel matrix, and the sums before it (and behind it, where later
-tokens are read). README.md derives the gradients and counts the traffic.
+sum over the earlier blocks of the segment. These sums are joined over the segments. Then every
+block is computed by itself: its dense kernel matrix, and the sums before it (and behind it, where
+later tokens are read). README.md derives the gradients and counts the traffic.
 
 Of two sides, queries store u and read what the keys have stored, v, and the other way round. Of one
 side, queries read and keys store. A gradient goes the other way: of one side, queries store the
@@ -442,7 +442,8 @@ def _weights(near, far, part, PAST: tl.constexpr, LATER: tl.constexpr):
 @launched
 @triton.jit
 def read_blocks(
-    z, values, steps, mask, past, past_starts, past_elapsed, later, later_starts, later_elapsed, out,
+    z, values, steps, mask,
+    past, past_starts, past_elapsed, later, later_starts, later_elapsed, out,
     z_strides, value_strides, out_strides, N, H, number, tokens,
     P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
