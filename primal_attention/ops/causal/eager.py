@@ -91,7 +91,8 @@ def scan(
         None if state is None else state.permute(2, 1, 0, 3, 4),
         None if steps is None else steps.permute(1, 2, 0),
         rows_of(mask),
-        *maps,
+        maps[0],
+        maps[-1],
         future,
     )
     found = fused("scan", given)

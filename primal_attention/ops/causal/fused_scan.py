@@ -12,6 +12,8 @@ gradients of what they have read, and keys read them.
 Letters: B batch, N tokens, H heads, P features, V values, n tokens of a block.
 """
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -67,16 +69,13 @@ WIDEST = 256
 _ENTRIES = 256  # of a sum, that a program joins over the segments
 
 
-class Sums(NamedTuple):
-    """The sums before each block, or behind it: those of its segment and those of the others."""
-
-    states: Tensor | None  # [B, blocks, H, sides, P, V]: over the blocks of the segment
-    starts: Tensor | None  # [B, segments, H, sides, P, V]: over the other segments
-    elapsed: Tensor | None  # [B, blocks, H]: the time between the block and the end of its segment
-
-
-NO_SUMS = Sums(None, None, None)
-KEPT = tuple(f"{side}_{name}" for side in ("past", "later") for name in Sums._fields)
+# The sums before each block, or behind it: over the blocks of its segment, [B, blocks, H, sides, P,
+# V], over the other segments, [B, segments, H, sides, P, V], and the time between the block and the
+# end of its segment where the walk began, [B, blocks, H].
+_SUMS = "states", "starts", "elapsed"
+KEPT = tuple(f"{direction}_{name}" for direction in ("past", "later") for name in _SUMS)
+Sums = Sequence[Tensor | None]
+NO_SUMS: Sums = (None, None, None)
 
 
 def is_scannable(z: Tensor, values: Tensor) -> bool:
@@ -105,10 +104,7 @@ class _Call:
     """What all launches of a call have in common."""
 
     def __init__(self, given: ScanInputs):
-        self.z = _Rows.of(given.z)
-        self.values = _Rows.of(given.values.movedim(2, 0))
-        self.steps = None if given.steps is None else given.steps.float().contiguous()
-        self.mask = mask_bytes(given.token_mask)
+        self.given, self.timed = given, given.steps is not None
         _, self.B, self.N, self.H, self.P = given.z.shape
         self.sides, self.V = given.values.shape[2], given.values.shape[-1]
         precision = PRECISION[given.z.dtype]
@@ -130,6 +126,27 @@ class _Call:
             "MAP_K": given.map_k,
         }
 
+    @cached_property
+    def z(self) -> _Rows:
+        """Queries and keys."""
+        return _Rows.of(self.given.z)
+
+    @cached_property
+    def values(self) -> _Rows:
+        """What is stored."""
+        return _Rows.of(self.given.values.movedim(2, 0))
+
+    @cached_property
+    def steps(self) -> Tensor | None:
+        """The steps of time in float32, contiguous."""
+        steps = self.given.steps
+        return None if steps is None else steps.float().contiguous()
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """The real tokens as numbers."""
+        return mask_bytes(self.given.token_mask)
+
     def launch_blocks(self, function: Any, kinds: int, *arguments: Any, **options: Any) -> None:
         """Launch programs of so many kinds for the tokens of each block."""
         rows = self.compiled["BLOCK"] // self.parts
@@ -137,15 +154,15 @@ class _Call:
             *arguments, *self.layout, ROWS=rows, **options, **self.compiled, num_warps=4
         )
 
-    @property
-    def sums_like(self) -> Sums:
-        """Shapes of the sums of one direction, on no device."""
-        shape, timed = (self.H, self.sides, self.P, self.V), self.steps is not None
-        return Sums(
-            torch.empty((self.B, self.blocks, *shape), dtype=self.kept, device="meta"),
-            torch.empty((self.B, self.segments.number, *shape), device="meta"),
-            torch.empty((self.B, self.blocks, self.H) if timed else (0,), device="meta"),
-        )
+    def new_sums(self) -> list[Tensor]:
+        """Allocate the sums of one direction; no times where none passes."""
+        z, shape = self.given.z, (self.H, self.sides, self.P, self.V)
+        elapsed = (self.B, self.blocks, self.H) if self.timed else (0,)
+        return [
+            z.new_empty((self.B, self.blocks, *shape), dtype=self.kept),
+            float32(z, self.B, self.segments.number, *shape),
+            float32(z, *elapsed),
+        ]
 
     def sums(
         self, rows: _Rows, start: Tensor | None, *, storing: int, backward: bool
@@ -154,11 +171,10 @@ class _Call:
 
         The first rows are stored by the features of the side ``storing``.
         """
-        like, new = self.sums_like, self.z.tensor.new_empty
-        states, starts, elapsed = (new(x.shape, dtype=x.dtype) for x in like)
+        states, starts, elapsed = self.new_sums()
         ends, after = torch.empty_like(starts), float32(starts, self.B, *starts.shape[2:])
         passed = float32(starts, *starts.shape[:3])
-        timed, grid = self.steps is not None, self.B * self.segments.number * self.H
+        timed, grid = self.timed, self.B * self.segments.number * self.H
         tile = min(padded(self.V), max(16, _TILE // padded(self.P)))
         segment_states[(grid, self.sides, -(-self.V // tile))](
             self.z.tensor, rows.tensor, self.steps, self.mask, states, ends,
@@ -173,20 +189,20 @@ class _Call:
             after, self.H, self.segments.number, size,
             SIDES=self.sides, BACKWARD=backward, WIDTH=_ENTRIES,
         )  # fmt: skip
-        return Sums(states, starts, elapsed if timed else None), after
+        return (states, starts, elapsed if timed else None), after
 
 
 def kept_sums(given: ScanInputs) -> list[Tensor]:
-    """Return unwritten sums of both directions; empty ones for a direction without sums."""
-    like, z = _Call(given).sums_like, given.z
-    found = [z.new_empty(x.shape, dtype=x.dtype) for x in like]
-    later = [torch.empty_like(x) if given.future else x.new_empty(0) for x in found]
-    return [*found, *later]
+    """Allocate the sums of both directions; empty ones for a direction without sums."""
+    past = _Call(given).new_sums()
+    later = [torch.empty_like(x) if given.future else x.new_empty(0) for x in past]
+    return [*past, *later]
 
 
 def scan_forward(given: ScanInputs) -> list[Tensor]:
     """Return what each token reads, the sums after the last one, and the sums of the blocks."""
-    call, storing = _Call(given), 2 - given.values.shape[2]
+    call = _Call(given)
+    storing = 2 - call.sides
     past, after = call.sums(call.values, given.state, storing=storing, backward=False)
     later = NO_SUMS
     if given.future:
@@ -203,8 +219,8 @@ def scan_forward(given: ScanInputs) -> list[Tensor]:
 
 
 def scan_backward(
-    given: ScanInputs, sums: list[Tensor | None], d_out: Tensor | None, d_after: Tensor | None
-) -> dict[str, Tensor | None]:
+    given: ScanInputs, sums: Sums, d_out: Tensor | None, d_after: Tensor | None
+) -> dict[str, Tensor]:
     """Return the gradients of the tokens, their values, the state and the steps."""
     call = _Call(given)
     if d_out is None:
@@ -218,7 +234,7 @@ def scan_backward(
     d_values = given.values.new_empty(given.values.shape)
     of_z, of_values = _Rows.of(dz), _Rows.of(d_values.movedim(2, 0))
     ends = crossing = d_steps = None
-    if call.steps is not None:
+    if call.timed:
         ends = float32(dz, call.B, call.N, call.H, 2, 2)
         crossing = float32(dz, call.B, call.blocks, call.H, call.sides)
         d_steps = float32(dz, call.B, call.N, call.H)
@@ -228,13 +244,14 @@ def scan_backward(
         *sums, *past, *later, of_z.tensor, of_values.tensor, ends, crossing,
         call.z.strides, call.values.strides, rows.strides, of_z.strides, of_values.strides,
     )  # fmt: skip
-    if d_steps is not None:
+    found = {"z": dz, "values": d_values, "state": d_state}
+    if given.steps is not None and d_steps is not None:
         step_gradients[(call.B * call.blocks * call.H,)](
             call.steps, call.mask, ends, crossing, d_steps, call.N, call.H,
             SIDES=call.sides, BLOCK=call.compiled["BLOCK"],
         )  # fmt: skip
-        d_steps = d_steps.to(given.steps.dtype)
-    return {"z": dz, "values": d_values, "state": d_state, "steps": d_steps}
+        found["steps"] = d_steps.to(given.steps.dtype)
+    return found
 
 
 @triton.jit
