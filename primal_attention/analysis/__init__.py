@@ -1,4 +1,4 @@
-"""What attention does: spectra, distance from the KSVD, and how many directions a layer needs."""
+"""Analyse attention: spectra, distance from the KSVD, how many directions a layer needs."""
 
 from primal_attention.analysis.alignment import Alignment, value_alignment
 from primal_attention.analysis.capture import attention_matrices

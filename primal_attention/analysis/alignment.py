@@ -1,4 +1,4 @@
-r"""Are the values of softmax heads what kernel theory says they should be?
+r"""Compare the values of softmax heads with what kernel theory puts in their place.
 
 Two readings of attention name vectors that should stand in the place of the values.
 

@@ -1,4 +1,4 @@
-r"""How far a Primal layer is from the KSVD that it stands for.
+r"""Measure how far a Primal layer is from the KSVD that it stands for.
 
 A layer has weights and Lambda; its scores e, r follow from them. At a solution of eq. (7) of
 Chen et al. 2023 all six conditions of eq. (14) hold, the objective J is 0 (Lemma 4.2) and

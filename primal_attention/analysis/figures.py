@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from primal_attention.analysis.capture import Data
-from primal_attention.analysis.plot_style import COLOURS, LINE_STYLES, new_figure, plot_band
+from primal_attention.analysis.plot_style import COLOURS, LINE_STYLES, new_figure, plot_shares
 from primal_attention.analysis.spectrum import Spectrum, spectrum
 
 if TYPE_CHECKING:
@@ -70,20 +70,18 @@ def _draw_layer(axes: Any, spectra: Mapping[str, Spectrum], index: int) -> None:
     for (name, each), colour in zip(spectra.items(), cycle(COLOURS), strict=False):
         if index < len(each.layers):
             layer = each.layers[index]
-            mean, deviation = layer.explained.numpy(), layer.explained_deviation.numpy()
-            label = f"{name} ({layer.attention})"
-            axes.plot(range(1, len(mean) + 1), mean, color=colour, label=label)
-            plot_band(axes, mean, deviation, color=colour, alpha=0.2)
+            curve = layer.explained.numpy(), layer.explained_deviation.numpy()
+            plot_shares(axes, *curve, color=colour, label=f"{name} ({layer.attention})")
 
 
 def _draw_depth(axes: Any, spectra: Mapping[str, Spectrum]) -> None:
     for place, (name, each) in enumerate(spectra.items()):
         colour, style = COLOURS[place % len(COLOURS)], LINE_STYLES[place % len(LINE_STYLES)]
         for index, layer in enumerate(each.layers, 1):
-            mean, depth = layer.explained.numpy(), index / len(each.layers)
+            depth = index / len(each.layers)
             look = {"color": colour, "linestyle": style, "alpha": 0.25 + 0.75 * depth}
             label = name if depth == 1 else None
-            axes.plot(range(1, len(mean) + 1), mean, label=label, **look)
+            plot_shares(axes, layer.explained.numpy(), label=label, **look)
 
 
 def _finish(axes: Any, title: str) -> None:

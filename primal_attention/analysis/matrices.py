@@ -110,7 +110,7 @@ class LowRankHeads(HeadMatrices):
         return H, N, self.right.shape[1]
 
     def singular_values(self) -> Tensor:
-        r"""Of $R_L R_R^\top$ with the triangular factors of L and R: O((N + T) P^2)."""
+        r"""From $R_L R_R^\top$ with the triangular factors of L and R: O((N + T) P^2)."""
         return singular_values(_core(self.left, self.right))
 
     def inner_products(self) -> Tensor:
@@ -220,7 +220,7 @@ def head_redundancy(heads: HeadMatrices) -> Tensor:
 
 
 def attention_matrix(
-    attend: Attend, like: Tensor, num_queries: int, rank: int | None, *, crossing: bool
+    attend: Attend, like: Tensor, num_queries: int, rank_bound: int | None, *, crossing: bool
 ) -> HeadMatrices:
     r"""Find the matrices of a mechanism from what it does to values, $o = A v$.
 
@@ -231,11 +231,11 @@ def attention_matrix(
         attend: The mechanism as a function of the values.
         like: Values [H, T, C] as it takes them, in float64.
         num_queries: N.
-        rank: An upper bound of the rank; None where there is none.
+        rank_bound: An upper bound of the rank; None where there is none.
         crossing: Whether queries and keys are of different sequences.
     """
     H, T, _ = like.shape
-    columns = T if rank is None else rank + _OVERSAMPLING
+    columns = T if rank_bound is None else rank_bound + _OVERSAMPLING
     if 2 * columns >= min(T, num_queries):
         eye = torch.eye(T, dtype=like.dtype, device=like.device)
         return DenseHeads(_times(attend, eye.expand(H, T, T), like), crossing)

@@ -46,7 +46,10 @@ def colours_by_depth(count: int) -> list[Any]:
     return [colormaps["viridis"](0.1 + 0.8 * index / (count - 1)) for index in range(count)]
 
 
-def plot_band(axes: Any, mean: Any, deviation: Any, **style: Any) -> None:
-    """Fill one deviation on either side of a curve of shares over the numbers from 1 on."""
-    low, high = (mean - deviation).clip(0, 1), (mean + deviation).clip(0, 1)
-    axes.fill_between(range(1, len(mean) + 1), low, high, linewidth=0, **style)
+def plot_shares(axes: Any, mean: Any, deviation: Any = None, **style: Any) -> None:
+    """Draw a curve of shares over the numbers from 1 on, with a band of one deviation if given."""
+    x = range(1, len(mean) + 1)
+    axes.plot(x, mean, **style)
+    if deviation is not None:
+        low, high = (mean - deviation).clip(0, 1), (mean + deviation).clip(0, 1)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)

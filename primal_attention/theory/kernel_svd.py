@@ -133,7 +133,7 @@ class KernelSVD:
         return self.fit(X, Z=Z).transform(X, Z=Z)
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn asks an estimator about itself; it is imported by asking."""
+        """Describe the estimator to scikit-learn, which is imported only here."""
         from sklearn.utils import Tags, TargetTags, TransformerTags
 
         return Tags(

@@ -112,7 +112,7 @@ def changes(recipe: Recipe) -> list[tuple[str, str, str]]:
 
 
 def environment(run: FinishedRun) -> dict[str, str]:
-    """Where and with what the run was made, as far as it was recorded."""
+    """Describe where and with what the run was made, as far as recorded."""
     row = _recorded(run)
     ended = datetime.fromtimestamp((run.directory / RESULT).stat().st_mtime, UTC)
     return {
@@ -126,7 +126,7 @@ def environment(run: FinishedRun) -> dict[str, str]:
 
 
 def environment_of_report() -> dict[str, str]:
-    """Where and with what this page is made."""
+    """Describe where and with what this page is made."""
     try:
         installed = version("primal-attention")
     except PackageNotFoundError:  # run from its source without an installation
@@ -171,7 +171,7 @@ class Predictions:
 
 
 class RunFindings(NamedTuple):
-    """What the data show; in place of a part that is missing, the reason."""
+    """Results on test cases; in place of a part that is missing, the reason."""
 
     predictions: Predictions | str
     spectrum: Spectrum | str

@@ -1,4 +1,4 @@
-"""The drawings of a report, as SVG inside of addresses; once for a light page, once for a dark."""
+"""The drawings of a report, as SVG in data addresses, for a light page and for a dark one."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ from primal_attention.analysis.plot_style import (
     PALETTE,
     colours_by_depth,
     new_figure,
-    plot_band,
+    plot_shares,
 )
 from primal_attention.analysis.report.html import Picture
 from primal_attention.analysis.spectrum import ENERGY, LayerSpectrum
@@ -62,11 +62,9 @@ def draw_explained(layers: Mapping[str, LayerSpectrum], title: str = "") -> Pict
     """Cumulative explained variance of layers by name, with bands of one deviation."""
     figure, axes = _figure(_WIDTH, _HEIGHT)
     for (name, layer), colour in zip(layers.items(), colours_by_depth(len(layers)), strict=True):
-        x = range(1, len(layer.explained) + 1)
-        mean, deviation = layer.explained.numpy(), layer.explained_deviation.numpy()
-        axes.plot(x, mean, color=colour, label=_plain(name), linewidth=1.6)
-        if len(layers) <= _LEGEND:
-            plot_band(axes, mean, deviation, color=colour, alpha=0.18)
+        deviation = layer.explained_deviation.numpy() if len(layers) <= _LEGEND else None
+        style = {"color": colour, "label": _plain(name), "linewidth": 1.6}
+        plot_shares(axes, layer.explained.numpy(), deviation, **style)
     axes.axhline(ENERGY, color=_INK, alpha=0.35, linewidth=0.8, linestyle="--")
     axes.set(xlabel="directions", ylabel="explained variance", title=_plain(title))
     axes.set_ylim(top=1.005)
@@ -79,25 +77,20 @@ def draw_singular_values(layers: Mapping[str, LayerSpectrum]) -> Picture:
     for (name, layer), colour in zip(layers.items(), colours_by_depth(len(layers)), strict=True):
         relative = layer.singular_values / (float(layer.singular_values[0]) or 1.0)
         drawn = relative.where(relative > _NOISE, math.nan).numpy()
-        x = range(1, len(drawn) + 1)
-        axes.semilogy(x, drawn, color=colour, label=_plain(name), linewidth=1.6)
-    axes.set(xlabel="direction", ylabel="singular value / first")
+        plot_shares(axes, drawn, color=colour, label=_plain(name), linewidth=1.6)
+    axes.set(xlabel="direction", ylabel="singular value / first", yscale="log")
     return _finished(figure, axes, legend=len(layers) <= _LEGEND)
 
 
 def draw_energies(layers: Sequence[LayerDuality]) -> Picture:
-    """What the directions of Primal layers explain, beside the most that is possible."""
+    """Draw the energy that directions of Primal layers explain, beside the most possible."""
     figure, axes = _figure(_WIDTH, 1.2 + 0.75 * len(layers))
-    bars = (
-        ("best possible", "best"),
-        ("by its subspaces", "subspaces"),
-        ("explained", "explained"),
-    )
-    for place, ((label, field), colour) in enumerate(zip(bars, COLOURS, strict=False)):
+    bars = {"best": "best possible", "subspaces": "by its subspaces", "explained": "explained"}
+    for place, (field, label) in enumerate(bars.items()):
         values = [getattr(layer, field).mean for layer in layers]
         y = [index + 0.26 * (place - 1) for index in range(len(layers))]
         shown = [min(max(value, 0.0), 1.0) for value in values]
-        axes.barh(y, shown, height=0.24, color=colour, label=label)
+        axes.barh(y, shown, height=0.24, color=COLOURS[place], label=label)
         for where, width, value in zip(y, shown, values, strict=True):
             axes.text(width + 0.01, where, f"{value:.2g}", va="center", fontsize=8, color=_INK)
     axes.set_yticks(range(len(layers)), [_plain(_end(layer.name)) for layer in layers])
@@ -167,7 +160,7 @@ def _address(svg: str) -> str:
 
 
 def _end(path: str) -> str:
-    """Where layers of one model differ."""
+    """Shorten a path to its end, in which the layers of a model differ."""
     return path if len(path) <= _FEW_LETTERS else f"…{path[-_FEW_LETTERS:]}"
 
 
