@@ -1,8 +1,7 @@
-"""What ``torch.utils.flop_counter`` counts for an op: the products of its composition.
+"""Count the products of an op's composition for ``torch.utils.flop_counter``.
 
-Two for each multiplication and addition of products of matrices, as for PyTorch's own operations,
-and nothing else. Backward: what autograd would multiply for the gradients that are asked for.
-What an op makes a second time is not counted; the Gram matrices of a whole layer always are.
+Backward: what autograd would multiply for the gradients that are asked for. What an op computes a
+second time is not counted; the Gram matrices of a whole layer always are.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 
 class Call(NamedTuple):
-    """A call of a composition, of which an op is the backward pass."""
+    """Call of a composition, of which an op is the backward pass."""
 
     inputs: Sequence[Any]
     d_outputs: Sequence[Tensor | None]
@@ -34,7 +33,7 @@ def register_forward(op: Any, composition: Callable[..., Any]) -> None:
 
 
 def register_backward(op: Any, composition: Callable[..., Any], call: Callable[..., Call]) -> None:
-    """Count a backward pass, of whose inputs ``call`` makes that of the composition."""
+    """Count a backward pass; ``call`` turns its inputs into those of the composition."""
 
     def count(*inputs: Any, out_val: Any = None) -> int:
         counts: list[int] = []

@@ -10,24 +10,19 @@ from torch.autograd import forward_ad
 _VMAP_MODE: Any = torch._C._parse_dispatch_key("VmapMode")  # the batches of torch.autograd.grad
 
 
-def is_forward_mode() -> bool:
-    """Return whether tensors may have tangents."""
-    return forward_ad._current_level >= 0
-
-
 def is_transformed() -> bool:
     """Return whether forward-mode AD or a transform of ``torch.func`` acts on the operations.
 
     Both see through PyTorch's operations alone, not through an op with its own backward pass.
     """
-    return is_forward_mode() or torch._C._are_functorch_transforms_active()
+    forward_mode = forward_ad._current_level >= 0
+    return forward_mode or torch._C._are_functorch_transforms_active()
 
 
 def are_differentiated() -> bool:
     """Return whether a backward pass must be made of PyTorch's own operations.
 
-    Its result is differentiated itself, or its tensors are batches of gradients, as those of
-    ``torch.autograd.grad(is_grads_batched=True)``.
+    Its result is differentiated itself, or its gradients are batched (``is_grads_batched=True``).
     """
     if torch.compiler.is_compiling():  # a compiled graph has no gradients of gradients
         return False
@@ -40,14 +35,13 @@ def differentiable_gradients(
     inputs: Sequence[Tensor | None],
     grad_outputs: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Vector-Jacobian product by autograd over a plain forward, itself differentiable.
+    """Compute a differentiable vector-Jacobian product by autograd over a plain forward.
 
-    An op's own backward pass is not differentiable; where a caller asks for that
-    (``create_graph=True``), the op falls back on this. The derivatives are taken by aliases: where
-    one input was made from another, the path between the two is no part of the op.
+    Ops, whose own backward pass is not differentiable, fall back to it for ``create_graph=True``.
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
+        # Aliases: where one input was made from another, the path between is no part of the op.
         own = [x.view_as(x) if x is not None and x.requires_grad else x for x in inputs]
         outputs = forward(*own)
         pairs = [

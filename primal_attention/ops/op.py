@@ -1,12 +1,11 @@
 """Run an op fused where a backend supports its inputs, and register fused ops with PyTorch.
 
-An op has an eager form in plain PyTorch, which runs anywhere and is differentiable at will. A
-*backend* may have a fused form of it for one kind of device: :func:`fused` looks for one, and
-returns None where there is none, so that the caller takes the eager form.
+The eager form of an op is plain PyTorch, runs anywhere and is differentiable at will. A *backend*
+may have a fused form for one kind of device: :func:`fused` returns its outputs, or None, so that
+the caller falls back to the eager form.
 
-``torch.library`` gives a fused op its place in the dispatcher, which compilation and tensor
-subclasses need. That place costs a call tens of microseconds; a plain call goes to the same
-functions directly.
+Compilation and tensor subclasses need a fused op registered with ``torch.library``. The dispatcher
+costs a call tens of microseconds; a plain call skips it.
 """
 
 import os
@@ -33,8 +32,8 @@ _PLAIN = frozenset((Tensor, nn.Parameter))
 _SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
 
 # The least number of elements of the first tensor for which an op runs fused, still to be measured:
-# of less, the host takes longer to launch the op than the device to compute it, and plain PyTorch
-# is launched sooner. Ops that take the place of many small launches have no such bound.
+# below it the host takes longer to launch the op than the device to compute it. Ops that replace
+# many small launches have no such bound.
 LARGE = {
     "landmark_index": 1,
     "layer": 1,
@@ -56,10 +55,10 @@ class Backward(NamedTuple):
 
 
 class FusedOp(ABC):
-    """The fused form of an op for one kind of device.
+    """Fused form of an op for one kind of device.
 
-    The inputs are a NamedTuple of tensors, tensors that may be None, numbers and strings. A tensor
-    that is missing is None among the inputs and empty among the outputs.
+    The inputs are a NamedTuple of tensors, numbers and strings. A missing tensor is None among the
+    inputs and empty among the outputs.
     """
 
     name: ClassVar[str]
@@ -72,22 +71,22 @@ class FusedOp(ABC):
 
     @abstractmethod
     def supports(self, given: Any) -> bool:
-        """Whether this form is made for the dtypes, sizes and options of these inputs."""
+        """Return whether this form takes the dtypes, sizes and options of these inputs."""
 
     @abstractmethod
     def forward(self, given: Any, *, keep: bool) -> Sequence[Tensor]:
-        """All outputs; what only a backward pass needs may be empty unless ``keep``."""
+        """Compute all outputs; what only a backward pass needs may be empty unless ``keep``."""
 
     @abstractmethod
     def empty(self, given: Any) -> Sequence[Tensor]:
-        """Contiguous, unwritten tensors like all outputs that are kept."""
+        """Allocate contiguous, unwritten tensors like all outputs that are kept."""
 
     def backward(self, given: Any, call: Backward) -> dict[str, Tensor]:
-        """Gradients by the names of the inputs, at least those that are wanted."""
+        """Compute gradients by the names of the inputs, at least those that are wanted."""
         raise NotImplementedError(self.name)
 
     def eager(self, given: Any) -> Sequence[Tensor]:
-        """The outputs that have gradients, in plain PyTorch."""
+        """Compute the outputs that have gradients in plain PyTorch."""
         raise NotImplementedError(self.name)
 
     def __init__(self) -> None:
@@ -121,7 +120,7 @@ class FusedOp(ABC):
         flops.register_backward(backward, self._composition, self._backward_call)
 
     def __call__(self, given: Any) -> tuple[Tensor, ...]:
-        """The outputs of the op, in the graph of autograd where an input is."""
+        """Compute the outputs of the op, in the graph of autograd where an input is."""
         if not _are_plain(given):
             outputs = self.registered(*given)
             return (outputs,) if isinstance(outputs, Tensor) else outputs[: self.num_outputs]
@@ -151,13 +150,12 @@ class FusedOp(ABC):
         ctx.save_for_backward(*tensors, *output[self.first_kept :])
 
     def _save_registered(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        """The same where what only the backward pass needs is an output too."""
         output = (output,) if isinstance(output, Tensor) else output
         ctx.mark_non_differentiable(*output[self.num_outputs :])
         self.save(ctx, inputs, output)
 
     def gradients(self, ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of all inputs: by the backward pass; differentiable ones by the eager form."""
+        """Compute gradients of all inputs; those that are differentiated by the eager form."""
         saved, count = ctx.saved_tensors, len(ctx.options)
         given = self.inputs(
             *(
@@ -200,7 +198,6 @@ class FusedOp(ABC):
     def _differentiable_gradients(
         self, given: Any, grads: Sequence[Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """Gradients that have gradients, by the eager form."""
         names = self.differentiable
 
         def run(*tensors: Tensor | None) -> Sequence[Tensor]:
@@ -221,7 +218,7 @@ class FusedOp(ABC):
         return Call(given, grads, [wanted.get(n, False) for n in self.inputs._fields])
 
     def _all_gradients(self, *flat: Any) -> list[Tensor]:
-        """As the dispatcher is told of them: empty where they are not wanted."""
+        """Compute gradients for the dispatcher: empty where they are not wanted."""
         given, kept, grads, flags = self.inputs(*flat[:-3]), *flat[-3:]
         pairs = zip(self.differentiable, flags, strict=True)
         wanted = frozenset(name for name, wants in pairs if wants)
@@ -237,7 +234,7 @@ class FusedOp(ABC):
 
 
 class _Node(torch.autograd.Function):
-    """The place of any fused op in the graph of autograd, in a call past the dispatcher."""
+    """Any fused op in the graph of autograd, in a call that skips the dispatcher."""
 
     @staticmethod
     def forward(ctx: Any, op: FusedOp, *given: Any) -> tuple[Tensor, ...]:
@@ -257,7 +254,7 @@ class Backend(Protocol):
     device_type: str
 
     def find(self, name: str) -> FusedOp | None:
-        """The fused form of an op; None where there is none."""
+        """Return the fused form of an op, or None."""
 
 
 class Triton:
@@ -267,7 +264,7 @@ class Triton:
     is_available = os.environ.get("PRIMAL_FUSED") != "0" and find_spec("triton") is not None
 
     def find(self, name: str) -> FusedOp | None:
-        """The fused form of an op, imported when the first of its family is asked for."""
+        """Return the fused form of an op, or None; the first call imports them all."""
         if not self.is_available:
             return None
         from primal_attention.ops.triton.backend import OPS
@@ -294,9 +291,9 @@ def chunk_elements(number: int) -> Iterator[None]:
 
 @contextmanager
 def fused_ops(when: str) -> Iterator[None]:
-    """Say when ops run fused: ``never``, for ``large`` work on their device, or ``always``.
+    """Run ops fused ``never``, for ``large`` work on their device (the default), or ``always``.
 
-    The last is on any device, of whatever a backend supports: in Triton's interpreter, on a CPU.
+    The last is on any device: in Triton's interpreter on a CPU.
     """
     if when not in ("never", "large", "always"):
         raise ValueError(f"when must be 'never', 'large' or 'always', got {when!r}")
@@ -308,19 +305,20 @@ def fused_ops(when: str) -> Iterator[None]:
 
 
 def may_run_fused(name: str, first: Tensor) -> bool:
-    """Whether a backend is to be asked: by the device and the number of elements of the input."""
+    """Return whether to ask a backend, by the device and the number of elements of the input."""
     when = _WHEN[-1]
     if when == "never" or not (when == "always" or first.device.type in BACKENDS):
         return False
-    if _is_transformed():
+    compiling = torch.compiler.is_compiling()
+    if is_exporting() if compiling else is_transformed() or torch._C._is_tracing():
         return False
     return first.numel() >= (1 if when == "always" else LARGE[name])
 
 
 def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
-    """The outputs of an op from the first backend that supports the inputs; None without one.
+    """Compute an op by the first backend that supports the inputs; return None without one.
 
-    The form is chosen by sizes, dtypes and options alone, never by values.
+    Sizes, dtypes and options choose the form, never values.
     """
     first: Tensor = given[0]
     if not may_run_fused(name, first):
@@ -334,9 +332,9 @@ def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
 
 
 def chunk_size(first: Tensor) -> int:
-    """How many tokens a chunk of such rows has, all of them in a graph.
+    """Choose how many tokens a chunk of such rows has, all of them in a graph.
 
-    A multiple of 128, or of 16 where the number of elements was said.
+    A multiple of 128, or of 16 inside :func:`chunk_elements`.
     """
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return first.shape[-2]
@@ -355,36 +353,27 @@ def is_exporting() -> bool:
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Launches go to the device of the tensor."""
+    """Launch on the device of the tensor."""
     here = not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device()
     return nullcontext() if here else torch.cuda.device(tensor.device)
 
 
-def _is_transformed() -> bool:
-    """Whether something other than reverse-mode autograd or the compiler follows this call."""
-    if torch.compiler.is_compiling():
-        return is_exporting()
-    return is_transformed() or torch._C._is_tracing()
-
-
 def _are_plain(given: Sequence[Any]) -> bool:
-    """Whether nothing stands between a call and its arithmetic: no tracing, modes or subclasses."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-    ):
+    """Return whether no tracing, mode or subclass stands between a call and its arithmetic."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
     return all(type(x) in _PLAIN and not x.is_neg() for x in given if isinstance(x, Tensor))
 
 
 def _is_let_go() -> bool:
-    """Whether the graph is freed after this backward pass: what it kept may be overwritten."""
+    """Return whether this backward pass frees the graph: what it kept may be overwritten."""
     return not torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def _registered(schema: str, function: Any, fake: Any, devices: tuple[str, ...]) -> Any:
-    """An op of PyTorch by its schema, with a function for some kinds of devices and a fake one."""
+    """Register an op by its schema, with a function for some kinds of devices and a fake one."""
     name, _, _ = schema.partition("(")
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in devices:
@@ -398,12 +387,12 @@ def _tensors(number: int) -> str:
 
 
 def _single(tensors: tuple[Tensor, ...]) -> Any:
-    """The tensors as an op of PyTorch returns them: one alone is no tuple."""
+    """Return the tensors as an op of PyTorch does: one alone is no tuple."""
     return tensors if len(tensors) > 1 else tensors[0]
 
 
 def _apart(tensors: Sequence[Tensor]) -> Any:
-    """The tensors contiguous, none of them in the memory of another."""
+    """Make the tensors contiguous, none of them in the memory of another."""
     places: set[int] = set()
     results = []
     for each in map(Tensor.contiguous, tensors):

@@ -1,12 +1,11 @@
 """Record what a pass of a fused op does, and repeat it for other tensors of the same layout.
 
-What a pass allocates and launches follows from the shapes, strides, dtypes and options that it is
-given. To work that out takes Python far longer than a small pass takes a GPU. So it is worked out
-once: while a *recording* is open, each operation of PyTorch and each launch is noted, with its
-tensors as places in numbered buffers. A *plan* then does the same for other buffers; views of
-tensors are not made again, since a launch needs addresses alone.
+Shapes, strides, dtypes and options decide what a pass allocates and launches. Working that out
+takes Python far longer than a small pass takes a GPU, so it is done once: an open *recording* notes
+each operation of PyTorch and each launch, with its tensors as places in numbered buffers. A *plan*
+repeats them for other buffers, without views: a launch needs addresses alone.
 
-A pass must not depend on the values of its tensors, and must not write to what it was not given.
+A pass must not depend on the values of its tensors, nor write to what it was not given.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ _OPEN = threading.local()
 
 
 class Launch(Protocol):
-    """A launch that can be repeated with other tensors."""
+    """Launch that can be repeated with other tensors."""
 
     tensors: list[Tensor]  # those that it was recorded with
 
     def bound(self, places: Sequence[Place]) -> Callable[[Memory], None]:
-        """What launches it again, on the tensors at these places."""
+        """Return a step that launches it again, on the tensors at these places."""
 
 
 class Place(NamedTuple):
-    """Where a tensor lies."""
+    """Place of a tensor in a buffer."""
 
     buffer: int
     offset: int  # in bytes, from the first element of the buffer
@@ -45,7 +44,7 @@ class Place(NamedTuple):
     whole: bool  # whether it is the buffer as it was made
 
     def tensor(self, memory: Memory) -> Tensor:
-        """The tensor."""
+        """Return the tensor."""
         buffer = memory.buffers[self.buffer]
         assert buffer is not None
         if self.whole:
@@ -78,7 +77,7 @@ Step = Callable[[Memory], None]
 
 
 class Plan:
-    """What a pass does, for any tensors of the layout that it was recorded with."""
+    """Steps of a pass, for any tensors of the layout that it was recorded with."""
 
     def __init__(self, recording: Recording, results: Any):
         self._names = tuple(results) if isinstance(results, dict) else None
@@ -93,7 +92,7 @@ class Plan:
             self._steps.append((step, tuple(spent - set(range(recording.num_inputs)))))
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        """The results of the pass, a list or by name; what it needs no longer is freed at once."""
+        """Compute the results of the pass, a list or by name; free buffers after their last use."""
         memory = Memory(tensors, self._number)
         buffers = memory.buffers
         for step, spent in self._steps:
@@ -105,10 +104,7 @@ class Plan:
 
 
 class Plans:
-    """The plans of one pass, by the layout of what it is given.
-
-    A layout that is seen for the second time is recorded: one that never comes again costs nothing.
-    """
+    """Plans of one pass by layout, recorded when a layout is seen for the second time."""
 
     def __init__(self, run: Callable[..., Any]):
         self._run = run
@@ -116,16 +112,12 @@ class Plans:
 
     def __call__(self, given: Sequence[Any], *options: Any) -> Any:
         """Run the pass on tensors, None and numbers, and on options that are no tensors."""
-        tensors = []
-        layout: list[Any] = [*options]
-        for each in given:
-            if isinstance(each, Tensor):
-                tensors.append(each)
-                layout.append((each.shape, each.stride(), each.dtype, each.data_ptr() % 16))
-            else:
-                layout.append(each)
-        layout.append(tensors[0].get_device())
-        key = tuple(layout)
+        tensors = [each for each in given if isinstance(each, Tensor)]
+        layouts = (
+            (x.shape, x.stride(), x.dtype, x.data_ptr() % 16) if isinstance(x, Tensor) else x
+            for x in given
+        )
+        key = *options, *layouts, tensors[0].get_device()
         plan = self._plans.get(key)
         if plan is not None:
             return plan(tensors)
@@ -144,7 +136,7 @@ class Plans:
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is done with tensors, and with what was made of them."""
+    """Notes operations on tensors, and on what was computed from them."""
 
     def __init__(self, tensors: Sequence[Tensor]):
         super().__init__()  # type: ignore[no-untyped-call]
@@ -167,7 +159,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*problem)  # type: ignore[no-untyped-call]
 
     def place(self, tensor: Tensor) -> Place:
-        """Where a tensor of this recording lies."""
+        """Return the place of a tensor of this recording."""
         return self._places[id(tensor)]
 
     def launch(self, launch: Launch) -> None:
@@ -196,12 +188,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
     def _made(self, results: Sequence[Any], given: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-        """New buffers among the results; others are noted as views of what was given."""
+        """Return new buffers among the results; note others as views of what was given."""
         made = []
         for result in results:
             if not isinstance(result, Tensor) or id(result) in self._places:
                 continue
-            base = next((each for each in given if _share(each, result)), None)
+            memory = result.untyped_storage()._cdata
+            base = next((x for x in given if x.untyped_storage()._cdata == memory), None)
             if base is None:
                 made.append((self.number, result))
                 self._note(result, self._layout(result, self.number, 0, whole=True))
@@ -226,14 +219,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def current_recording() -> Recording | None:
-    """The recording that is open in this thread."""
+    """Return the recording that is open in this thread."""
     recording: Recording | None = getattr(_OPEN, "recording", None)
     return recording
-
-
-def _share(one: Tensor, other: Tensor) -> bool:
-    same: bool = one.untyped_storage()._cdata == other.untyped_storage()._cdata
-    return same
 
 
 def _allocation(number: int, tensor: Tensor) -> Step:
@@ -248,9 +236,9 @@ def _allocation(number: int, tensor: Tensor) -> Step:
 
 
 def _call(function: Any, operands: Sequence[Any], options: Any, numbers: list[int]) -> Step:
-    """An operation of PyTorch on arguments, or lists of them, some of which are places.
+    """Repeat an operation on arguments, or lists of them, some of which are places.
 
-    Numbers are those of the buffers that are new.
+    The results are new buffers of these numbers.
     """
     template = list(operands)
     places = [(at, each) for at, each in enumerate(template) if type(each) is Place]

@@ -1,11 +1,9 @@
 """Walk over the tokens in chunks, and compute each chunk again in the backward pass.
 
 A *step* is plain PyTorch: from a state, the rows of a chunk of tokens and tensors that all chunks
-share it makes rows of outputs and the next state. A short sequence is one chunk, and the walk is
-one call of the step, whose graph PyTorch records. A long one keeps its inputs and the state before
-each chunk alone: features, kernel values and scores of one chunk exist at a time.
-
-Token axes are the last but one of every row: [..., N, C].
+share it computes rows of outputs and the next state. A short sequence is one chunk, one call of
+the step. A long one keeps its inputs and the state before each chunk: features, kernel values and
+scores of one chunk exist at a time. The token axis is the last but one of every row, [..., N, C].
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +27,7 @@ Step = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
 def walk(
     step: Step, state: Tensors, rows: Tensors, shared: Tensors = (), *, reverse: bool = False
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The output rows of all tokens and the state after the last, or first if in reverse.
+    """Compute the output rows of all tokens and the state after the last, or first if in reverse.
 
     The first of the rows is a tensor; a later one may be None, or have leading axes of size 1.
     """
@@ -51,10 +49,7 @@ def walk(
 
 
 def _has_graph(tensors: Tensors) -> bool:
-    """Whether reverse-mode autograd alone records this call.
-
-    Transforms of torch.func and forward-mode tangents differentiate the steps themselves.
-    """
+    """Return whether reverse-mode autograd records this call, and nothing else differentiates."""
     if not torch.is_grad_enabled() or is_transformed():
         return False
     return any(each is not None and each.requires_grad for each in tensors)
@@ -67,7 +62,7 @@ def _of(rows: Tensors, chunk: slice) -> list[Tensor | None]:
 def _run(
     step: Step, chunks: list[slice], state: Tensors, rows: Tensors, shared: Tensors
 ) -> tuple[list[Tensor], list[Tensors]]:
-    """Output rows, and the states before the first chunk and after each."""
+    """Compute output rows, and the states before the first chunk and after each."""
     states, results = [state], []
     for chunk in chunks:
         outputs, state = step(state, _of(rows, chunk), shared)
@@ -78,24 +73,24 @@ def _run(
 
 
 class _Layout:
-    """How the flat arguments of the autograd node are to be read."""
+    """Reads the flat arguments of the autograd node."""
 
     def __init__(self, step: Step, chunks: list[slice], num_state: int, num_rows: int):
         self.step, self.chunks = step, chunks
         self.num_state, self.num_rows = num_state, num_rows
 
     def split(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Members of the state, the rows and the shared ones."""
+        """Split into the state, the rows and the shared ones."""
         first, second = self.num_state, self.num_state + self.num_rows
         return list(tensors[:first]), list(tensors[first:second]), list(tensors[second:])
 
     def of_chunk(self, *tensors: Tensor | None) -> Sequence[Tensor]:
-        """The outputs of one chunk, and the state after it."""
+        """Compute the outputs of one chunk, and the state after it."""
         outputs, state = self.step(*self.split(tensors))
         return [*outputs, *state]
 
     def run(self, *tensors: Tensor | None) -> Sequence[Tensor]:
-        """All outputs and the last state, by the graph of the steps."""
+        """Compute all outputs and the last state, by the graph of the steps."""
         outputs, states = _run(self.step, self.chunks, *self.split(tensors))
         return [*outputs, *states[-1]]
 
@@ -125,7 +120,7 @@ class _Walk(torch.autograd.Function):
 def _by_chunk(
     layout: _Layout, tensors: Tensors, between: Tensors, grads: Tensors, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients from the last chunk to the first, each of which is computed again."""
+    """Compute gradients from the last chunk to the first, recomputing each."""
     state, rows, shared = layout.split(tensors)
     num_outputs = len(grads) - layout.num_state
     d_outputs, d_state = grads[:num_outputs], list(grads[num_outputs:])
@@ -154,9 +149,6 @@ def _by_chunk(
         for whole, part in zip(d_rows, of_rows, strict=True):
             if whole is not None:
                 whole[..., chunk, :] = 0.0 if part is None else part
-        d_shared = [_sum(total, part) for total, part in zip(d_shared, of_shared, strict=True)]
+        pairs = zip(d_shared, of_shared, strict=True)
+        d_shared = [b if a is None else a if b is None else a + b for a, b in pairs]
     return [*d_state, *d_rows, *d_shared]
-
-
-def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
-    return part if total is None else total if part is None else total + part

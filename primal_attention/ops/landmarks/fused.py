@@ -85,49 +85,57 @@ class Sampled(NamedTuple):
 
     x: Tensor  # [B, N, D] with D = H P
     positions: Tensor  # [B, M], of the landmarks; -1 for a row of zeros
-    w_e: Tensor  # [H, M, S]
-    w_r: Tensor
-    c_e: Tensor | None  # [S, C]: the output map's part for e; None where e is not output
-    c_r: Tensor | None
+    parameters: Weights  # [H, M, S], and the parts of the output map
     scale: float  # of all landmarks
+
+    @property
+    def rows(self) -> Tensor:
+        """The tokens [B, N, H, P], readable."""
+        return launch.readable(torch.unflatten(self.x, -1, (len(self.parameters.e), -1)))
+
+    @property
+    def config(self) -> Config:
+        """The sizes of blocks; tokens of bfloat16 go into the products as they are."""
+        return CONFIGS["bf16" if self.x.dtype == torch.bfloat16 else self.precision]
+
+    @property
+    def precision(self) -> str:
+        """The arithmetic of float32 products."""
+        return PRODUCTS[self.x.dtype]
+
+    @property
+    def sizes(self) -> MapSizes:
+        """The sizes of the weights."""
+        (H, _, S), (*_, c_e, c_r) = self.parameters.e.shape, self.parameters
+        return map_sizes(self.x.shape[2] // H, S, c_e, c_r, self.config.tile)
 
 
 def supports_sampled(given: Sampled) -> bool:
-    """Whether the passes are made for these dtypes and sizes."""
-    _, M, S = given.w_e.shape
-    tensors = given.x, given.w_e, given.w_r, given.c_e, given.c_r
-    return supports_maps(S, *tensors) and given.w_r.dtype == given.w_e.dtype and 0 < M <= 4096
-
-
-def _config(x: Tensor) -> Config:
-    """Tokens of bfloat16 go into the products as they are."""
-    return CONFIGS["bf16" if x.dtype == torch.bfloat16 else PRODUCTS[x.dtype]]
-
-
-def _sizes(given: Sampled) -> MapSizes:
-    H, _, S = given.w_e.shape
-    return map_sizes(given.x.shape[2] // H, S, given.c_e, given.c_r, _config(given.x).tile)
+    """Return whether the passes take these dtypes and sizes."""
+    w_e, w_r, *_ = given.parameters
+    _, M, S = w_e.shape
+    same = w_r.dtype == w_e.dtype
+    return supports_maps(S, given.x, *given.parameters) and same and 0 < M <= 4096
 
 
 def _sides(programs: int) -> int:
-    """Sides of a program."""
+    """Choose the sides of a program."""
     return 1 if programs < FEW else 2
 
 
 def sample(given: Sampled, of_a: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W_e, W_r, A_e and A_r; empty where they are not wanted."""
-    x, index, w_e, w_r, c_e, c_r, scale = given
-    sizes, config, precision = _sizes(given), _config(x), PRODUCTS[x.dtype]
+    """Compute W_e, W_r, A_e and A_r; empty where they are not wanted."""
+    x, index, (w_e, w_r, c_e, c_r), scale = given
+    sizes, config, rows = given.sizes, given.config, given.rows
     P, S, C, tile, block, columns = sizes
     B, (H, M, _) = x.shape[0], w_e.shape
     sides = _sides(B * H * sizes.tiles)
     e, r = (x.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
     a_e, a_r = (x.new_empty(0 if c is None else (B, H, P, C), dtype=of_a) for c in (c_e, c_r))
-    rows = launch.readable(torch.unflatten(x, -1, (H, -1)))
     weight_blocks[(B * H, sizes.tiles, 2 // sides)](
         rows, index.contiguous(), *launch.contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
         launch.strides(rows), map_strides(c_e), map_strides(c_r), H, scale,
-        M, P, S, C, min(config.block, padded(M)), tile, block, columns, sides, precision,
+        M, P, S, C, min(config.block, padded(M)), tile, block, columns, sides, given.precision,
         **config.launch,
     )  # fmt: skip
     return e, r, a_e, a_r
@@ -135,53 +143,48 @@ def sample(given: Sampled, of_a: torch.dtype) -> tuple[Tensor, Tensor, Tensor, T
 
 def sampled_gradients(
     given: Sampled,
-    e: Tensor,  # W_e and W_r
-    r: Tensor,
+    weights: tuple[Tensor, Tensor],  # W_e and W_r
     grads: WeightGradients,
     d_rows: Tensor | None,  # [B, N, H, P] with adjacent columns
 ) -> dict[str, Tensor]:
-    """Gradients of w_e, w_r, c_e and c_r; that of x is added to the rows of its landmarks."""
+    """Compute gradients of w_e, w_r, c_e and c_r; add that of x to the rows of its landmarks."""
     given = given._replace(positions=given.positions.contiguous())
-    totals = [e.new_empty(e.shape) for _ in range(2)]
-    weights = Weights(e, r, given.c_e, given.c_r)
-    c_parts = pull_back_sides(weights, grads, totals, given.scale, PRODUCTS[given.x.dtype])
+    sampled = Weights(*weights, *given.parameters[2:])
+    totals, c_parts = pull_back_sides(sampled, grads, given.scale, given.precision)
     if d_rows is not None:
         _add_rows(given, totals, d_rows)
     w_parts = _parameter_parts(given, totals)
-    dw = [w.new_empty(w.shape) for w in (given.w_e, given.w_r)]
-    d_maps = [None if c is None else torch.empty_like(c) for c in (given.c_e, given.c_r)]
-    add_up_maps(c_parts, d_maps)  # many parts of few entries; the others are few parts of many
+    dw = [w.new_empty(w.shape) for w in given.parameters[:2]]
+    d_maps = add_up_maps(c_parts, sampled)  # many parts of few entries; the others are few of many
     add_up(*zip(w_parts, dw, strict=True))
     return named_gradients(dw, d_maps)
 
 
 def _add_rows(given: Sampled, totals: list[Tensor], d_rows: Tensor) -> None:
     """Add the gradients of the landmarks to those of their tokens."""
-    sizes, precision = _sizes(given), PRODUCTS[given.x.dtype]
-    P, S, _, tile, block, _ = sizes
-    B, (H, M, _) = d_rows.shape[0], given.w_e.shape
-    row_blocks[(B * H * -(-M // _NEARBY), sizes.tiles)](
-        given.positions, *launch.contiguous(given.w_e, given.w_r), *totals, d_rows,
-        launch.strides(d_rows), H, M, P, S, _NEARBY, padded(M), tile, block, precision,
+    P, S, _, tile, block, _ = given.sizes
+    B, (H, M, _) = d_rows.shape[0], given.parameters.e.shape
+    row_blocks[(B * H * -(-M // _NEARBY), given.sizes.tiles)](
+        given.positions, *launch.contiguous(*given.parameters[:2]), *totals, d_rows,
+        launch.strides(d_rows), H, M, P, S, _NEARBY, padded(M), tile, block, given.precision,
         num_warps=_NEARBY_WARPS, num_stages=1,
-        **_NEARBY_REGISTERS.get((precision, tile, block), {}),
+        **_NEARBY_REGISTERS.get((given.precision, tile, block), {}),
     )  # fmt: skip
 
 
 def _parameter_parts(given: Sampled, totals: list[Tensor]) -> list[Tensor]:
-    """Gradients of w_e and w_r, [groups, H, M, S], each summed over a group of sequences."""
-    (P, S, _, tile, block, _), config = _sizes(given), _config(given.x)
-    B, (H, M, _) = given.x.shape[0], given.w_e.shape
+    """Compute gradients of w_e and w_r, [groups, H, M, S], each summed over some sequences."""
+    (P, S, _, tile, block, _), config, rows = given.sizes, given.config, given.rows
+    B, (H, M, _) = given.x.shape[0], given.parameters.e.shape
     landmarks = min(config.block, padded(M))
     blocks = H * -(-M // landmarks)
     sides = _sides(B * blocks)
     group = -(-B * blocks * 2 // sides // config.programs)
     groups = -(-B // group)
     parts = [totals[0].new_empty((groups, H, M, S)) for _ in range(2)]
-    rows = launch.readable(torch.unflatten(given.x, -1, (H, -1)))
     parameter_blocks[(blocks, groups, 2 // sides)](
         rows, given.positions, *totals, *parts, launch.strides(rows), B, H, group,
-        M, P, S, landmarks, tile, block, sides, PRODUCTS[given.x.dtype], **config.launch,
+        M, P, S, landmarks, tile, block, sides, given.precision, **config.launch,
     )  # fmt: skip
     return parts
 
@@ -261,48 +264,31 @@ def weight_blocks(
     """Rows of W_e = scale X'^T w_e and of A_e = W_e C_e, those of the other side, or both."""
     matrix, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
     b, h = matrix // H, matrix % H
-    x, index = tt.sequence_of(x, x_strides, b, h), index + b * M
+    rows, stride = (tt.sequence_of(x, x_strides, b, h), index + b * M), x_strides[1]
     w_e, w_r = w_e + h * (M * S), w_r + h * (M * S)
+    to_e, to_r = (c_e, given_e, a_e, c_e_strides), (c_r, given_r, a_r, c_r_strides)
     if SIDES == 2:
-        weights_e, weights_r = _weights(
-            x, index, w_e, w_r, x_strides[1], row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION
-        )
-        store_side(
-            weights_e * scale, c_e, given_e, a_e, c_e_strides, matrix, row,
-            P, S, C, BLOCK_S, BLOCK_C, PRECISION,
-        )  # fmt: skip
-        store_side(
-            weights_r * scale, c_r, given_r, a_r, c_r_strides, matrix, row,
-            P, S, C, BLOCK_S, BLOCK_C, PRECISION,
-        )  # fmt: skip
+        e, r = _weights(rows, stride, w_e, w_r, row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION)
+        store_side(e * scale, to_e, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
+        store_side(r * scale, to_r, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
     elif tl.program_id(2) == 0:
-        weights_e, _ = _weights(
-            x, index, w_e, None, x_strides[1], row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION
-        )
-        store_side(
-            weights_e * scale, c_e, given_e, a_e, c_e_strides, matrix, row,
-            P, S, C, BLOCK_S, BLOCK_C, PRECISION,
-        )  # fmt: skip
+        e, _ = _weights(rows, stride, w_e, None, row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION)
+        store_side(e * scale, to_e, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
     else:
-        weights_r, _ = _weights(
-            x, index, w_r, None, x_strides[1], row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION
-        )
-        store_side(
-            weights_r * scale, c_r, given_r, a_r, c_r_strides, matrix, row,
-            P, S, C, BLOCK_S, BLOCK_C, PRECISION,
-        )  # fmt: skip
+        r, _ = _weights(rows, stride, w_r, None, row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION)
+        store_side(r * scale, to_r, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
 
 
 @triton.jit
 def _weights(
-    x, index, w, other, stride, row,
-    M: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
+    rows, stride, w, other, row, M: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows of X'^T w of one sequence and head, and with the parameters of the other side if given.
 
     The rows of X' are read once for both.
     """
+    x, index = rows
     total = tl.zeros([TILE, BLOCK_S], tl.float32)
     of_other = tl.zeros([TILE, BLOCK_S], tl.float32)
     for m in range(0, M, BLOCK_M):
@@ -380,38 +366,36 @@ def parameter_blocks(
     """Rows of dw_e = X' dW_e, of dw_r, or of both, summed over a group of sequences."""
     h, m = (tl.program_id(0) % H).to(tl.int64), tl.program_id(0) // H * BLOCK_M
     part = (tl.program_id(1).to(tl.int64) * H + h) * (M * S)
+    first = tl.program_id(1) * group
+    places = index, H, first, tl.minimum(first + group, B), h, m
     if SIDES == 2:
-        side_e, side_r = _parameters(
-            x, index, total_e, total_r, x_strides, B, H, group, h, m,
-            M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION,
-        )  # fmt: skip
-        tt.store_block(dw_e + part, side_e, m, 0, M, S)
-        tt.store_block(dw_r + part, side_r, m, 0, M, S)
+        e, r = _parameters(
+            x, x_strides, total_e, total_r, places, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION
+        )
+        tt.store_block(dw_e + part, e, m, 0, M, S)
+        tt.store_block(dw_r + part, r, m, 0, M, S)
     elif tl.program_id(2) == 0:
-        side_e, _ = _parameters(
-            x, index, total_e, None, x_strides, B, H, group, h, m,
-            M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION,
-        )  # fmt: skip
-        tt.store_block(dw_e + part, side_e, m, 0, M, S)
+        e, _ = _parameters(
+            x, x_strides, total_e, None, places, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION
+        )
+        tt.store_block(dw_e + part, e, m, 0, M, S)
     else:
-        side_r, _ = _parameters(
-            x, index, total_r, None, x_strides, B, H, group, h, m,
-            M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION,
-        )  # fmt: skip
-        tt.store_block(dw_r + part, side_r, m, 0, M, S)
+        r, _ = _parameters(
+            x, x_strides, total_r, None, places, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION
+        )
+        tt.store_block(dw_r + part, r, m, 0, M, S)
 
 
 @triton.jit
 def _parameters(
-    x, index, d_weights, other, x_strides, B, H, group, h, m,
-    M: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
+    x, x_strides, d_weights, other, places, M: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows of X' dW of one head from m on, and with the other side's dW if that is given."""
-    first = tl.program_id(1) * group
+    index, H, first, last, h, m = places
     total = tl.zeros([BLOCK_M, BLOCK_S], tl.float32)
     of_other = tl.zeros([BLOCK_M, BLOCK_S], tl.float32)
-    for number in range(first, tl.minimum(first + group, B)):
+    for number in range(first, last):
         b = tl.full([], 0, tl.int64) + number
         tokens = _landmarks(index + b * M, m, M, BLOCK_M)
         sequence, matrix = tt.sequence_of(x, x_strides, b, h), (b * H + h) * (P * S)

@@ -50,18 +50,15 @@ class LayerInputs(NamedTuple):
 
     @property
     def is_dual(self) -> bool:
-        """Whether the weights are dual."""
+        """Whether the weights are dual ones."""
         return self.w_e is None
 
     @property
-    def num_directions(self) -> int:
-        """S."""
-        return self.score_weight.shape[1] // (2 if self.scores == "both" else 1)
-
-    @property
-    def feature_dim(self) -> int:
-        """P."""
-        return self.q_weight.shape[0] // self.num_heads
+    def sizes(self) -> tuple[int, int, int]:
+        """P, S and C."""
+        C, columns = self.score_weight.shape
+        S = columns // (2 if self.scores == "both" else 1)
+        return self.q_weight.shape[0] // self.num_heads, S, C
 
     @property
     def maps(self) -> tuple[str, str]:
@@ -90,6 +87,13 @@ class LayerInputs(NamedTuple):
         dtype = self.x.dtype
         return torch.cat(weights).to(dtype), torch.cat(biases).to(dtype) if biases else None
 
+    @property
+    def output_projection(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the output projection in the dtype of x."""
+        assert self.out_weight is not None
+        bias = None if self.out_bias is None else self.out_bias.to(self.x.dtype)
+        return self.out_weight.to(self.x.dtype), bias
+
 
 class LayerResult(NamedTuple):
     """What the layer outputs and what its objective needs."""
@@ -104,16 +108,13 @@ class LayerResult(NamedTuple):
 
 
 def fused_layer(inputs: LayerInputs) -> LayerResult | None:
-    """The layer as one op with one backward pass.
-
-    None where no backend supports the inputs or the work is small: the caller takes the eager form.
-    """
+    """Compute the layer as one op with one backward pass; None for small or unsupported work."""
     found = fused("layer", inputs)
     return None if found is None else LayerResult(*found)
 
 
 def layer(inputs: LayerInputs) -> LayerResult:
-    """The layer in plain PyTorch, differentiable at will."""
+    """Compute the layer in plain PyTorch, differentiable at will."""
     x, token_mask, maps = inputs.x, inputs.token_mask, inputs.maps
     mask = None if token_mask is None else token_mask[:, :, None]
     z, h = _projected(inputs)
@@ -128,7 +129,9 @@ def layer(inputs: LayerInputs) -> LayerResult:
         if inputs.causal:
             z, _ = running_mean(z, mask, counts)
         sides = Sides(z, h, None, maps, mask)
-        weights = weights_given_x(_directions(inputs), sides, sides, inputs.landmarks)
+        w_e, w_r = inputs.w_e, inputs.w_r
+        both = None if w_e is None or w_r is None else torch.cat((w_e, w_r), -1)
+        weights = weights_given_x(both, sides, sides, inputs.landmarks)
         scores = primal_scores(z, weights, maps, mask)
     if inputs.grams and grams is None:
         grams = gram(z, maps, mask)
@@ -155,26 +158,16 @@ def softplus_lambda(inputs: LayerInputs) -> Tensor:
 
 
 def _projected(inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
-    """Queries and keys [2, H, B, N, P]; H_e and H_r [2, H, B, N, S] of dual weights."""
+    """Project x to queries and keys [2, H, B, N, P], and to H_e and H_r of dual weights."""
     rows, H = F.linear(inputs.x, *inputs.projection), inputs.num_heads
-    qk, h = rows.tensor_split((2 * H * inputs.feature_dim,), -1)
+    qk, h = rows.tensor_split((2 * H * inputs.sizes[0],), -1)
     sides = (torch.unflatten(each, -1, (2, H, -1)) for each in ((qk, h) if h.numel() else (qk,)))
     z, *rest = [each.permute(2, 3, 0, 1, 4) for each in sides]
     return z, rest[0] if rest else None
 
 
-def _directions(inputs: LayerInputs) -> Tensor | None:
-    """Both parameters side by side; None for dual weights."""
-    if inputs.w_e is None or inputs.w_r is None:
-        return None
-    return torch.cat((inputs.w_e, inputs.w_r), -1)
-
-
 def _outputs(inputs: LayerInputs, scores: Tensor) -> Tensor:
-    """The scores [2, H, B, N, S] mapped to the heads and these to the outputs [B, N, D].
-
-    Heads are zero at padded tokens.
-    """
+    """Map the scores [2, H, B, N, S] to heads, zero at padded tokens, and these to the outputs."""
     out = torch.zeros((), dtype=scores.dtype, device=scores.device)
     for score, c in zip(scores, inputs.score_maps, strict=True):
         out = out if c is None else out + score @ c.to(score.dtype)
@@ -185,5 +178,4 @@ def _outputs(inputs: LayerInputs, scores: Tensor) -> Tensor:
     heads = out.permute(1, 2, 0, 3).to(inputs.x.dtype)
     if inputs.out_weight is None:
         return heads
-    bias = None if inputs.out_bias is None else inputs.out_bias.to(heads.dtype)
-    return F.linear(heads.flatten(2), inputs.out_weight.to(heads.dtype), bias)
+    return F.linear(heads.flatten(2), *inputs.output_projection)

@@ -11,7 +11,8 @@ way: the tokens are read a second time from the cache.
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions, n tokens of a block.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,30 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from primal_attention.ops.layer.eager import LayerInputs
+from primal_attention.ops.primal import fused as primal
+from primal_attention.ops.primal import fused_collapse as collapse
+from primal_attention.ops.primal import fused_moment
 from primal_attention.ops.primal.eager import Attended, MomentInputs
-from primal_attention.ops.primal.fused import (
-    BACKWARD,
-    FORWARD,
-    InputGradients,
-    OutputGradients,
-    attend,
-    attend_tokens,
-    write_gradients,
-)
-from primal_attention.ops.primal.fused_collapse import (
-    WeightGradients,
-    Weights,
-    collapse,
-    collapse_gradients,
-    load_map,
-    map_strides,
-)
-from primal_attention.ops.primal.fused_moment import (
-    MomentGradients,
-    add_moments,
-    pull_back_moment,
-    summed_moment,
-)
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
 from primal_attention.ops.triton.launch import DOTS, PRODUCTS, padded
@@ -55,7 +36,7 @@ from primal_attention.precision import operand_dtype
 SUMS, ROWS = (
     {
         dtype: {at: c._replace(**sizes) for at, c in table.items()}
-        for dtype, table in BACKWARD.items()
+        for dtype, table in primal.BACKWARD.items()
     }
     for sizes in ({"programs": 264}, {"num_stages": 2, "programs": 1 << 30, "least": 8})
 )
@@ -103,91 +84,62 @@ class LayerGradients(NamedTuple):
     lambda_diag: Tensor | None
 
     @property
-    def outputs(self) -> OutputGradients:
+    def outputs(self) -> primal.OutputGradients:
         """Those of outputs and Gram matrices."""
-        return OutputGradients(*self[:3])
+        return primal.OutputGradients(*self[:3])
 
 
 def heads_of(given: LayerInputs, rows: Tensor) -> Heads:
-    """What stands side by side in the rows [B, N, 2 H P + 2 H S]."""
-    of_q, of_h = given.num_heads * given.feature_dim, given.num_heads * given.num_directions
-    sides = rows.split((of_q, of_q, of_h, of_h), -1)
-    return Heads(*(torch.unflatten(side, -1, (given.num_heads, -1)) for side in sides))
+    """View what stands side by side in the rows [B, N, 2 H P + 2 H S]."""
+    (P, S, _), H = given.sizes, given.num_heads
+    sides = rows.split((H * P, H * P, H * S, H * S), -1)
+    return Heads(*(torch.unflatten(side, -1, (H, -1)) for side in sides))
 
 
 def attended(given: LayerInputs, q: Tensor, k: Tensor, a_e: Tensor, a_r: Tensor) -> Attended:
-    """What a pass over queries and keys is given, with A of the sides that are output."""
+    """Gather the inputs of a pass over queries and keys, with A of the sides that are output."""
     e = None if given.scores == "r" else a_e
     r = None if given.scores == "e" else a_r
     return Attended(q, k, e, r, given.score_bias, given.token_mask, *given.maps)
 
 
 def takes_two_passes(given: LayerInputs) -> bool:
-    """Whether both gradients of a token are written at once, so that they may take its place."""
-    return _width(given) in SUMS[given.x.dtype]
-
-
-def _width(given: LayerInputs) -> int:
-    return padded(max(given.feature_dim, given.num_directions, len(given.score_weight)))
+    """Return whether all gradients of a token are written at once, and so may overwrite it."""
+    return padded(max(given.sizes)) in SUMS[given.x.dtype]
 
 
 def _is_short(given: LayerInputs) -> bool:
-    """Whether a program is to have a whole sequence and head."""
+    """Return whether a program takes a whole sequence and head."""
     (B, N, _), both = given.x.shape, given.scores == "both"
     taken = both and given.x.dtype in WHOLE and takes_two_passes(given)
     return taken and N <= SHORT and B * given.num_heads >= MANY
 
 
-def forward_dual(
-    given: LayerInputs, rows: Tensor, inverse_n: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs and Gram matrices, W_e and W_r, A_e and A_r; empty where they are not wanted."""
-    heads = heads_of(given, rows)
-    if _is_short(given):
-        return _forward_whole(given, heads, inverse_n)
-    e, r, a_e, a_r = _weights(given, heads, inverse_n)
-    rows_of = attended(given, *heads[:2], a_e, a_r)
-    return *attend(rows_of, gram_q=given.grams, gram_k=given.grams), e, r, a_e, a_r
-
-
-def _weights(
-    given: LayerInputs, heads: Heads, inverse_n: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W_e of the keys and H_r, W_r of the queries and H_e, A_e and A_r (empty if not output)."""
-    (B, _, H, P), S = heads.q.shape, heads.h_e.shape[-1]
-    e, r = (heads.q.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
-    map_q, map_k = given.maps
-    mask = given.token_mask
-    add_moments(MomentInputs(heads.k, heads.h_r, mask, map_k), e, inverse_n=inverse_n)
-    add_moments(MomentInputs(heads.q, heads.h_e, mask, map_q), r, inverse_n=inverse_n)
-    of_a = operand_dtype(heads.q.dtype, torch.float32)
-    precision = PRODUCTS[heads.q.dtype]
-    return e, r, *collapse(Weights(e, r, *given.score_maps), precision, of_a)
-
-
-def _forward_whole(
-    given: LayerInputs, heads: Heads, inverse_n: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same in one pass."""
-    q, (c_e, c_r) = heads.q, given.score_maps
-    assert c_e is not None
-    (B, N, H, P), S, C = q.shape, heads.h_e.shape[-1], c_e.shape[1]
-    config = FORWARD[q.dtype][_width(given)]
-    of_sums, of_a = torch.float32, operand_dtype(q.dtype, torch.float32)
-    out = q.new_empty((B, N, H, C))
-    shape = (B, H, P, P) if given.grams else (0,)
-    gram_q, gram_k = (q.new_empty(shape, dtype=of_sums) for _ in range(2))
-    e, r = (q.new_empty((B, H, P, S), dtype=of_sums) for _ in range(2))
+def forward_dual(given: LayerInputs, rows: Tensor, inverse_n: Tensor) -> tuple[Tensor, ...]:
+    """Compute outputs, Gram matrices, W_e and W_r, A_e and A_r; empty where not wanted."""
+    heads, (map_q, map_k), mask = heads_of(given, rows), given.maps, given.token_mask
+    (B, N, H, P), (_, S, C), q = heads.q.shape, given.sizes, heads.q
+    e, r = (q.new_empty((B, H, P, S), dtype=torch.float32) for _ in range(2))
+    of_a, precision = operand_dtype(q.dtype, torch.float32), PRODUCTS[q.dtype]
+    if not _is_short(given):
+        of_e = MomentInputs(heads.k, heads.h_r, mask, map_k)
+        of_r = MomentInputs(q, heads.h_e, mask, map_q)
+        fused_moment.add_moments(of_e, e, inverse_n=inverse_n)
+        fused_moment.add_moments(of_r, r, inverse_n=inverse_n)
+        a = collapse.collapse(collapse.Weights(e, r, *given.score_maps), precision, of_a)
+        return *primal.attend(attended(given, *heads[:2], *a), grams=given.grams), e, r, *a
+    (c_e, c_r), config = given.score_maps, primal.FORWARD[q.dtype][padded(max(given.sizes))]
+    out, shape = q.new_empty((B, N, H, C)), (B, H, P, P) if given.grams else (0,)
+    grams = [q.new_empty(shape, dtype=torch.float32) for _ in range(2)]
     a_e, a_r = (q.new_empty((B, H, P, C), dtype=of_a) for _ in range(2))
-    grams = (gram_q, gram_k) if given.grams else (None, None)
     whole_blocks[(B * H,)](
-        *heads, c_e, c_r, *launch.contiguous(given.score_bias), launch.mask_bytes(given.token_mask),
-        inverse_n, out, *grams, e, r, a_e, a_r,
-        *map(launch.strides, (q, heads.h_e, out)), map_strides(c_e), map_strides(c_r), N, H,
-        P, S, C, *given.maps, DOTS[q.dtype], PRODUCTS[q.dtype],
+        *heads, c_e, c_r, *launch.contiguous(given.score_bias), launch.mask_bytes(mask),
+        inverse_n, out, *(grams if given.grams else (None, None)), e, r, a_e, a_r,
+        *map(launch.strides, (q, heads.h_e, out)), *map(collapse.map_strides, (c_e, c_r)), N, H,
+        P, S, C, *given.maps, DOTS[q.dtype], precision,
         config.block, padded(P), padded(S), padded(max(P, C)), **config.launch,
     )  # fmt: skip
-    return out, gram_q, gram_k, e, r, a_e, a_r
+    return out, *grams, e, r, a_e, a_r
 
 
 def write_dual_gradients(
@@ -197,63 +149,46 @@ def write_dual_gradients(
     d_heads: Heads,  # written
     d_bias: Tensor | None,  # written
 ) -> dict[str, Tensor]:
-    """Write the gradients of the rows and of the bias; those of c_e and c_r come back."""
+    """Write the gradients of the rows and of the bias; compute those of c_e and c_r."""
     heads = heads_of(given, kept.rows)
     if not takes_two_passes(given):
-        return _write_apart(given, kept, d, heads, d_heads, d_bias)
+        return _write_apart(given, kept, d, (heads, d_heads), d_bias)
     if d.out is not None and _is_short(given):
-        return _write_whole(given, kept, d, heads, d_heads, d_bias)
-    da_e, da_r = _sum_sides(given, kept, d.out, heads, d_bias)
-    found = _weight_gradients(given, kept, d, da_e, da_r)
-    _write_rows(given, kept, d, heads, (found.pop("w_e"), found.pop("w_r")), d_heads)
+        return _write_whole(given, kept, d, (heads, d_heads), d_bias)
+    sides = attended(given, *heads[:2], kept.a_e, kept.a_r)[2:4]
+    found = _weight_gradients(given, kept, d, *_sum_sides(given, d.out, heads, sides, d_bias))
+    d_weights = found.pop("w_e"), found.pop("w_r")
+    q, (_, N, H, P), (_, S, C) = heads.q, heads.q.shape, given.sizes
+    d_out = None if d.out is None else launch.readable(d.out)
+    sides = (None, None) if d_out is None else sides
+    config = ROWS[q.dtype][padded(max(given.sizes))]
+    shares = launch.shares_of(q, config)
+    C = 0 if d_out is None else C
+    row_gradient_blocks[(2 * shares.programs,)](
+        *heads, d_out, *launch.contiguous(*sides, d.gram_q, d.gram_k), *d_weights,
+        launch.mask_bytes(given.token_mask), kept.inverse_n, *d_heads,
+        *map(launch.strides, (q, heads.h_e, d_out, d_heads.q, d_heads.h_e)),
+        N, H, shares.splits, shares.tokens, P, S, C, *given.maps, DOTS[q.dtype],
+        config.block, padded(P), padded(S), padded(max(C, 1)), **config.launch,
+    )  # fmt: skip
     return found
 
 
-def _write_whole(
-    given: LayerInputs,
-    kept: Kept,
-    d: LayerGradients,
-    heads: Heads,
-    d_heads: Heads,
-    d_bias: Tensor | None,
-) -> dict[str, Tensor]:
-    """All gradients of the rows and of the bias in one pass; those of c_e and c_r come back."""
-    c_e, c_r = given.score_maps
-    assert d.out is not None
-    assert c_e is not None
-    assert c_r is not None
-    (B, N, H, P), S, q = heads.q.shape, heads.h_e.shape[-1], heads.q
-    d_out, C = launch.readable(d.out), d.out.shape[-1]
-    config, stages = WHOLE[q.dtype][_width(given)], SUMS[q.dtype][_width(given)].num_stages
-    parts = [kept.e.new_empty(B * H, C, S) for _ in range(2)]
-    bias_parts = None if d_bias is None else kept.e.new_empty(B * H, C)
-    whole_gradient_blocks[(B * H,)](
-        *heads, d_out,
-        *launch.contiguous(kept.a_e, kept.a_r, d.gram_q, d.gram_k),
-        *launch.contiguous(kept.e, kept.r, d.e, d.r), c_e, c_r,
-        launch.mask_bytes(given.token_mask), kept.inverse_n, *d_heads, *parts, bias_parts,
-        *map(launch.strides, (q, heads.h_e, d_out, d_heads.q, d_heads.h_e)),
-        map_strides(c_e), map_strides(c_r), N, H,
-        P, S, C, *given.maps, DOTS[q.dtype], PRODUCTS[q.dtype],
-        config.block, padded(P), padded(S), padded(C), stages, **config.launch,
-    )  # fmt: skip
-    dc_e, dc_r = torch.empty_like(c_e), torch.empty_like(c_r)
-    add_up(*zip((*parts, bias_parts), (dc_e.mT, dc_r.mT, d_bias), strict=True))
-    return {"c_e": dc_e, "c_r": dc_r}
-
-
 def _sum_sides(
-    given: LayerInputs, kept: Kept, d_out: Tensor | None, heads: Heads, d_bias: Tensor | None
+    given: LayerInputs,
+    d_out: Tensor | None,
+    heads: Heads,
+    sides: Sequence[Any],  # A_e and A_r
+    d_bias: Tensor | None,  # written
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of A_e and A_r, and that of the bias."""
+    """Compute the gradients of A_e and A_r, and write that of the bias."""
     if d_out is None:
         if d_bias is not None:
             d_bias.zero_()
         return None, None
     q, d_out, (_, N, H, P) = heads.q, launch.readable(d_out), heads.q.shape
-    C, config = d_out.shape[-1], SUMS[q.dtype][_width(given)]
+    C, config = d_out.shape[-1], SUMS[q.dtype][padded(max(given.sizes))]
     shares = launch.shares_of(q, config)
-    sides = attended(given, *heads[:2], kept.a_e, kept.a_r)[2:4]
     da_e, da_r = (None if a is None else torch.empty_like(a) for a in sides)
     with summed(q, shares, da_e, da_r, d_bias) as sums:
         sum_blocks[(2 * shares.programs,)](
@@ -265,64 +200,68 @@ def _sum_sides(
     return da_e, da_r
 
 
-def _write_rows(
+def _write_whole(
     given: LayerInputs,
     kept: Kept,
     d: LayerGradients,
-    heads: Heads,
-    d_weights: tuple[Tensor, Tensor],
-    d_heads: Heads,
-) -> None:
-    """The gradients of all that stands in the rows."""
-    q, (_, N, H, P), S = heads.q, heads.q.shape, heads.h_e.shape[-1]
-    d_out = None if d.out is None else launch.readable(d.out)
-    C = 0 if d_out is None else d_out.shape[-1]
-    config = ROWS[q.dtype][_width(given)]
-    shares = launch.shares_of(q, config)
-    sides = attended(given, *heads[:2], kept.a_e, kept.a_r)[2:4]
-    sides = (None, None) if d_out is None else sides
-    row_gradient_blocks[(2 * shares.programs,)](
-        *heads, d_out, *launch.contiguous(*sides, d.gram_q, d.gram_k), *d_weights,
-        launch.mask_bytes(given.token_mask), kept.inverse_n, *d_heads,
-        *map(launch.strides, (q, heads.h_e, d_out, d_heads.q, d_heads.h_e)),
-        N, H, shares.splits, shares.tokens,
-        P, S, C, *given.maps, DOTS[q.dtype],
-        config.block, padded(P), padded(S), padded(max(C, 1)), **config.launch,
+    both: tuple[Heads, Heads],  # and their gradients, written
+    d_bias: Tensor | None,  # written
+) -> dict[str, Tensor]:
+    """Write all gradients of the rows and of the bias in one pass, for short sequences."""
+    c_e, c_r = given.score_maps
+    assert d.out is not None
+    assert c_e is not None
+    assert c_r is not None
+    (heads, d_heads), d_out, dtype = both, launch.readable(d.out), given.x.dtype
+    (B, N, H, P), (_, S, C), width = heads.q.shape, given.sizes, padded(max(given.sizes))
+    config, stages = WHOLE[dtype][width], SUMS[dtype][width].num_stages
+    parts = [kept.e.new_empty(B * H, C, S) for _ in range(2)]
+    bias_parts = None if d_bias is None else kept.e.new_empty(B * H, C)
+    whole_gradient_blocks[(B * H,)](
+        *heads, d_out, *launch.contiguous(kept.a_e, kept.a_r, d.gram_q, d.gram_k),
+        *launch.contiguous(kept.e, kept.r, d.e, d.r), c_e, c_r,
+        launch.mask_bytes(given.token_mask), kept.inverse_n, *d_heads, *parts, bias_parts,
+        *map(launch.strides, (heads.q, heads.h_e, d_out, d_heads.q, d_heads.h_e)),
+        *map(collapse.map_strides, (c_e, c_r)), N, H,
+        P, S, C, *given.maps, DOTS[dtype], PRODUCTS[dtype],
+        config.block, padded(P), padded(S), padded(C), stages, **config.launch,
     )  # fmt: skip
+    dc_e, dc_r = torch.empty_like(c_e), torch.empty_like(c_r)
+    add_up(*zip((*parts, bias_parts), (dc_e.mT, dc_r.mT, d_bias), strict=True))
+    return {"c_e": dc_e, "c_r": dc_r}
 
 
 def _write_apart(
     given: LayerInputs,
     kept: Kept,
     d: LayerGradients,
-    heads: Heads,
-    d_heads: Heads,
-    d_bias: Tensor | None,
+    both: tuple[Heads, Heads],  # and their gradients, written
+    d_bias: Tensor | None,  # written
 ) -> dict[str, Tensor]:
-    """For wide heads: the gradients by the attention are written, those by the weights added."""
+    """Write the gradients by the attention, then add those by the weights, for wide heads."""
+    (heads, d_heads), mask, (map_q, map_k) = both, given.token_mask, given.maps
     rows_of = attended(given, *heads[:2], kept.a_e, kept.a_r)
-    mask, (map_q, map_k) = given.token_mask, given.maps
     da_e, da_r = (None if a is None else torch.empty_like(a) for a in rows_of[2:4])
-    write_gradients(rows_of, d.outputs, InputGradients(*d_heads[:2], da_e, da_r, d_bias))
-    if d.out is None:
-        da_e = da_r = None
-    found, by_n = _weight_gradients(given, kept, d, da_e, da_r), kept.inverse_n
+    into_rows = primal.InputGradients(d_heads.q, d_heads.k, da_e, da_r, d_bias)
+    primal.write_gradients(rows_of, d.outputs, into_rows)
+    used = (None, None) if d.out is None else (da_e, da_r)
+    found = _weight_gradients(given, kept, d, *used)
     for name, rows, dz, dh in (
         ("w_e", MomentInputs(heads.k, heads.h_r, mask, map_k), d_heads.k, d_heads.h_r),
         ("w_r", MomentInputs(heads.q, heads.h_e, mask, map_q), d_heads.q, d_heads.h_e),
     ):
-        into = MomentGradients(dz, dh, add=True)
-        pull_back_moment(rows, found.pop(name), None, into, inverse_n=by_n)
+        into, by_n = fused_moment.MomentGradients(dz, dh, add=True), kept.inverse_n
+        fused_moment.pull_back_moment(rows, found.pop(name), None, into, inverse_n=by_n)
     return found
 
 
 def _weight_gradients(
     given: LayerInputs, kept: Kept, d: LayerGradients, da_e: Tensor | None, da_r: Tensor | None
 ) -> dict[str, Tensor]:
-    """Gradients of both weights by all of their uses, of c_e and of c_r."""
-    weights = Weights(kept.e, kept.r, *given.score_maps)
-    grads = WeightGradients(d.e, d.r, da_e, da_r)
-    return collapse_gradients(weights, grads, PRODUCTS[given.x.dtype])
+    """Compute gradients of both weights by all of their uses, of c_e and of c_r."""
+    weights = collapse.Weights(kept.e, kept.r, *given.score_maps)
+    grads = collapse.WeightGradients(d.e, d.r, da_e, da_r)
+    return collapse.collapse_gradients(weights, grads, PRODUCTS[given.x.dtype])
 
 
 @launched
@@ -333,56 +272,46 @@ def sum_blocks(
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The sums of phi_q d_out^T and of d_out, or of phi_k d_out^T."""
+    program = tl.program_id(0) // 2
+    b, h, first, last = tt.share_of_tokens(program, N, H, splits, tokens)
+    span, strides = (mask, N, b, h, first, last), (z_strides, d_out_strides)
     if tl.program_id(0) % 2 == 0:
-        _side_sums(
-            q, d_out, mask, da_e, d_bias, z_strides, d_out_strides, N, H, splits, tokens,
+        total, of_bias = _summed_side(
+            q, d_out, strides, span, da_e is not None, d_bias is not None,
             P, C, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
         )  # fmt: skip
-    else:
-        _side_sums(
-            k, d_out, mask, da_r, None, z_strides, d_out_strides, N, H, splits, tokens,
+        if da_e is not None:
+            tt.store_block(da_e + program.to(tl.int64) * (P * C), total, 0, 0, P, C)
+        if d_bias is not None:
+            tt.store_block(d_bias + program.to(tl.int64) * C, of_bias[None, :], 0, 0, 1, C)
+    elif da_r is not None:
+        total, _ = _summed_side(
+            k, d_out, strides, span, True, False,
             P, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
         )  # fmt: skip
+        tt.store_block(da_r + program.to(tl.int64) * (P * C), total, 0, 0, P, C)
 
 
 @triton.jit
-def _side_sums(
-    z, d_out, mask, da, d_bias, z_strides, d_out_strides, N, H, splits, tokens,
+def _summed_side(
+    z, d_out, strides, span, OF_A: tl.constexpr, OF_BIAS: tl.constexpr,
     P: tl.constexpr, C: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0) // 2
-    b, h, first, last = tt.share_of_tokens(program, N, H, splits, tokens)
-    z, d_out = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(d_out, d_out_strides, b, h)
-    total, of_bias = summed_side(
-        z, d_out, mask, b, z_strides[1], d_out_strides[1], N, first, last,
-        da is not None, d_bias is not None, P, C, FEATURE_MAP, DOT,
-        BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
-    )  # fmt: skip
-    if da is not None:
-        tt.store_matrix(da + program.to(tl.int64) * (P * C), total, 0, P, C)
-    if d_bias is not None:
-        tt.store_matrix(d_bias + program.to(tl.int64) * C, of_bias[None, :], 0, 1, C)
-
-
-@triton.jit
-def summed_side(
-    z, d_out, mask, b, z_stride, d_out_stride, N, first, last,
-    OF_A: tl.constexpr, OF_BIAS: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
-    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
     """The sum of phi d_out^T over the tokens from first to last, and that of d_out."""
+    mask, N, b, h, first, last = span
+    z_strides, d_out_strides = strides
+    z, d_out = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(d_out, d_out_strides, b, h)
     total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     sum_bias = tl.zeros([16, BLOCK_C], tl.float32)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         real = tt.real_tokens(mask, b, N, start, last, BLOCK_N)
-        d_rows = tt.load_rows(d_out, start, d_out_stride, real, 0, C, BLOCK_C).to(DOT)
+        d_rows = tt.load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
         if OF_BIAS:
             groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
             sum_bias += tl.sum(groups, 0)
         if OF_A:
-            rows = tt.load_rows(z, start, z_stride, real, 0, P, BLOCK_P)
+            rows = tt.load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
             inverse = tt.inverse_norms(rows, FEATURE_MAP, DOT)
             base, factor = tt.features(rows, inverse, real, FEATURE_MAP, DOT)
             total = tt.product(tl.trans(base), tt.scaled(d_rows, factor).to(DOT), total)
@@ -400,44 +329,26 @@ def row_gradient_blocks(
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries and of H_e, or of the keys and of H_r."""
+    b, h, first, last = tt.share_of_tokens(tl.program_id(0) // 2, N, H, splits, tokens)
+    strides = z_strides, h_strides, d_out_strides, dz_strides, dh_strides
+    span, place = (mask, inverse_n, N, H, b, h, first, last), (b * H + h) * (P * S)
     if tl.program_id(0) % 2 == 0:
-        _side_gradients(
-            q, h_e, d_out, a_e, d_gram_q, d_r, mask, inverse_n, dq, dh_e,
-            z_strides, h_strides, d_out_strides, dz_strides, dh_strides, N, H, splits, tokens,
+        moment = tt.load_matrix(d_r + place, 0, 0, P, S, BLOCK_P, BLOCK_S)
+        _write_side(
+            (q, h_e, d_out, a_e, d_gram_q, dq, dh_e), moment, strides, span,
             P, S, C, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_S, BLOCK_C,
         )  # fmt: skip
     else:
-        _side_gradients(
-            k, h_r, d_out, a_r, d_gram_k, d_e, mask, inverse_n, dk, dh_r,
-            z_strides, h_strides, d_out_strides, dz_strides, dh_strides, N, H, splits, tokens,
+        moment = tt.load_matrix(d_e + place, 0, 0, P, S, BLOCK_P, BLOCK_S)
+        _write_side(
+            (k, h_r, d_out, a_r, d_gram_k, dk, dh_r), moment, strides, span,
             P, S, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_S, BLOCK_C,
         )  # fmt: skip
 
 
 @triton.jit
-def _side_gradients(
-    z, values, d_out, a, d_gram, d_moment, mask, inverse_n, dz, d_values,
-    z_strides, value_strides, d_out_strides, dz_strides, d_value_strides, N, H, splits, tokens,
-    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    b, h, first, last = tt.share_of_tokens(tl.program_id(0) // 2, N, H, splits, tokens)
-    moment = tt.load_matrix(d_moment + (b * H + h) * (P * S), 0, 0, P, S, BLOCK_P, BLOCK_S)
-    write_side(
-        z, values, d_out, a, d_gram, moment, mask, inverse_n, dz, d_values,
-        z_strides, value_strides, d_out_strides, dz_strides, d_value_strides,
-        N, H, b, h, first, last,
-        P, S, C, FEATURE_MAP, DOT, BLOCK_N, BLOCK_P, BLOCK_S, BLOCK_C,
-    )  # fmt: skip
-
-
-@triton.jit
-def write_side(
-    z, values, d_out, a, d_gram, d_moment, mask, inverse_n, dz, d_values,
-    z_strides, value_strides, d_out_strides, dz_strides, d_value_strides,
-    N, H, b, h, first, last,
-    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
+def _write_side(
+    side, d_moment, strides, span, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
     FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -445,6 +356,9 @@ def write_side(
 
     Of the tokens from first to last of one sequence and head.
     """
+    z, values, d_out, a, d_gram, dz, d_values = side
+    z_strides, value_strides, d_out_strides, dz_strides, d_value_strides = strides
+    mask, inverse_n, N, H, b, h, first, last = span
     z, dz = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(dz, dz_strides, b, h)
     values = tt.sequence_of(values, value_strides, b, h)
     d_values = tt.sequence_of(d_values, d_value_strides, b, h)
@@ -494,40 +408,38 @@ def whole_blocks(
     b, h = head // H, head % H
     q, k = tt.sequence_of(q, z_strides, b, h), tt.sequence_of(k, z_strides, b, h)
     h_e, h_r = tt.sequence_of(h_e, h_strides, b, h), tt.sequence_of(h_r, h_strides, b, h)
-    share = tl.load(inverse_n + b)
-    of_k = summed_moment(
-        k, h_r, mask, b, z_strides[1], h_strides[1], N, 0, N, 0,
-        P, S, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_S,
-    )  # fmt: skip
+    span = mask, b, N, head, tl.load(inverse_n + b)
     proj_e, scale_e = _collapsed(
-        of_k * share, c_e, w_e, a_e, c_e_strides, head, P, S, C, BLOCK_P, BLOCK_S, TILE, DOT,
-        PRECISION,
-    )  # fmt: skip
-    of_q = summed_moment(
-        q, h_e, mask, b, z_strides[1], h_strides[1], N, 0, N, 0,
-        P, S, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_S,
+        k, h_r, (c_e, w_e, a_e, c_e_strides), z_strides[1], h_strides[1], span,
+        P, S, C, MAP_K, DOT, PRECISION, BLOCK_N, BLOCK_P, BLOCK_S, TILE,
     )  # fmt: skip
     proj_r, scale_r = _collapsed(
-        of_q * share, c_r, w_r, a_r, c_r_strides, head, P, S, C, BLOCK_P, BLOCK_S, TILE, DOT,
-        PRECISION,
+        q, h_e, (c_r, w_r, a_r, c_r_strides), z_strides[1], h_strides[1], span,
+        P, S, C, MAP_Q, DOT, PRECISION, BLOCK_N, BLOCK_P, BLOCK_S, TILE,
     )  # fmt: skip
-    attend_tokens(
+    primal.attend_tokens(
         q, k, bias, mask, tt.sequence_of(out, out_strides, b, h), gram_q, gram_k,
         proj_e, scale_e, proj_r, scale_r, head, b, z_strides[1], z_strides[1], out_strides[1],
-        N, 0, N, 0,
-        True, True, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE, False,
+        N, 0, N, 0, True, True, P, C, MAP_Q, MAP_K, DOT, BLOCK_N, BLOCK_P, TILE, False,
     )  # fmt: skip
 
 
 @triton.jit
 def _collapsed(
-    weights, c, w, a, c_strides, head,
+    z, values, side, z_stride, value_stride, span,
     P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A = W C, fitted, and its scale; both W and A are written."""
-    of_c = load_map(c, c_strides, 0, S, C, BLOCK_S, TILE)
+    """A = W C with W = Phi^T H / n, fitted, and its scale; both W and A are written."""
+    mask, b, N, head, inverse_n = span
+    c, w, a, c_strides = side
+    moment = fused_moment.summed_moment(
+        z, values, mask, b, z_stride, value_stride, N, 0, N, 0,
+        P, S, FEATURE_MAP, DOT, BLOCK_N, BLOCK_P, BLOCK_S,
+    )  # fmt: skip
+    weights = moment * inverse_n
+    of_c = collapse.load_map(c, c_strides, 0, S, C, BLOCK_S, TILE)
     matrix = tt.product(weights, of_c, tl.zeros([BLOCK_P, TILE], tl.float32), PRECISION)
     tt.store_block(w + head * (P * S), weights, 0, 0, P, S)
     tt.store_block(a + head * (P * C), matrix, 0, 0, P, C)
@@ -548,50 +460,47 @@ def whole_gradient_blocks(
     """Gradients of the rows of one sequence and head, and its parts of those of C and the bias."""
     head = tl.program_id(0).to(tl.int64)
     b, h = head // H, head % H
-    d_rows, rows = tt.sequence_of(d_out, d_out_strides, b, h), tt.sequence_of(q, z_strides, b, h)
-    da, of_bias = summed_side(
-        rows, d_rows, mask, b, z_strides[1], d_out_strides[1], N, 0, N,
-        True, d_bias is not None, P, C, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
+    strides, span = (z_strides, d_out_strides), (mask, N, b, h, 0, N)
+    da, of_bias = _summed_side(
+        q, d_out, strides, span, True, d_bias is not None,
+        P, C, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
     )  # fmt: skip
     if d_bias is not None:
-        tt.store_matrix(d_bias + head * C, of_bias[None, :], 0, 1, C)
-    moment_e = _weight_gradient(
-        da.to(a_e.dtype.element_ty), w_e, d_e, c_e, dc_e, c_e_strides, head,
-        P, S, C, BLOCK_P, BLOCK_S, BLOCK_C, PRECISION,
+        tt.store_block(d_bias + head * C, of_bias[None, :], 0, 0, 1, C)
+    side = w_e, d_e, c_e, dc_e, c_e_strides
+    da = da.to(a_e.dtype.element_ty)
+    moment_e = _weight_gradient(da, side, head, P, S, C, BLOCK_P, BLOCK_S, BLOCK_C, PRECISION)
+    da, _ = _summed_side(
+        k, d_out, strides, span, True, False,
+        P, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
     )  # fmt: skip
-    rows = tt.sequence_of(k, z_strides, b, h)
-    da, _ = summed_side(
-        rows, d_rows, mask, b, z_strides[1], d_out_strides[1], N, 0, N,
-        True, False, P, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
-    )  # fmt: skip
-    moment_r = _weight_gradient(
-        da.to(a_r.dtype.element_ty), w_r, d_r, c_r, dc_r, c_r_strides, head,
-        P, S, C, BLOCK_P, BLOCK_S, BLOCK_C, PRECISION,
-    )  # fmt: skip
-    write_side(
-        q, h_e, d_out, a_e, d_gram_q, moment_r, mask, inverse_n, dq, dh_e,
-        z_strides, h_strides, d_out_strides, dz_strides, dh_strides, N, H, b, h, 0, N,
+    side = w_r, d_r, c_r, dc_r, c_r_strides
+    da = da.to(a_r.dtype.element_ty)
+    moment_r = _weight_gradient(da, side, head, P, S, C, BLOCK_P, BLOCK_S, BLOCK_C, PRECISION)
+    all_strides = z_strides, h_strides, d_out_strides, dz_strides, dh_strides
+    whole = mask, inverse_n, N, H, b, h, 0, N
+    _write_side(
+        (q, h_e, d_out, a_e, d_gram_q, dq, dh_e), moment_r, all_strides, whole,
         P, S, C, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_S, BLOCK_C,
     )  # fmt: skip
-    write_side(
-        k, h_r, d_out, a_r, d_gram_k, moment_e, mask, inverse_n, dk, dh_r,
-        z_strides, h_strides, d_out_strides, dz_strides, dh_strides, N, H, b, h, 0, N,
+    _write_side(
+        (k, h_r, d_out, a_r, d_gram_k, dk, dh_r), moment_e, all_strides, whole,
         P, S, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_S, BLOCK_C,
     )  # fmt: skip
 
 
 @triton.jit
 def _weight_gradient(
-    da, w, d_w, c, dc, c_strides, head,
-    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
+    da, side, head, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """D = dA C^T + dW; the part dA^T W of the transpose of dC is written."""
+    w, d_w, c, dc, c_strides = side
     weights = tt.load_matrix(w + head * (P * S), 0, 0, P, S, BLOCK_P, BLOCK_S)
     d_map = tt.product(tl.trans(da), weights, tl.zeros([BLOCK_C, BLOCK_S], tl.float32), PRECISION)
     tt.store_block(dc + head * (S * C), d_map, 0, 0, C, S)
     total = tl.zeros([BLOCK_P, BLOCK_S], tl.float32)
     if d_w is not None:
         total += tt.load_matrix(d_w + head * (P * S), 0, 0, P, S, BLOCK_P, BLOCK_S)
-    of_c = load_map(c, c_strides, 0, S, C, BLOCK_S, BLOCK_C)
+    of_c = collapse.load_map(c, c_strides, 0, S, C, BLOCK_S, BLOCK_C)
     return tt.product(da, tl.trans(of_c), total, PRECISION)

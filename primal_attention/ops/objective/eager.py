@@ -23,54 +23,28 @@ class MeanJInputs(NamedTuple):
     num_queries: Tensor  # [B]: tokens behind gram_q
     num_keys: Tensor  # [B]: tokens behind gram_k
     averaged: bool
-    lambda_squared: bool
-    squared: bool
-    half: bool
+    lambda_squared: bool = False
+    squared: bool = True
+    half: bool = False  # precision of the tokens: products need not hold all digits of float32
 
 
-def fused_mean_j(
-    gram_q: Tensor,
-    gram_k: Tensor,
-    w_e_given_x: Tensor,
-    w_r_given_x: Tensor,
-    trace: Tensor | None,
-    lambda_diag: Tensor,
-    num_queries: Tensor,
-    num_keys: Tensor,
-    *,
-    averaged: bool,
-    lambda_squared: bool = False,
-    squared: bool = True,
-    half: bool = False,
-) -> Tensor | None:
-    """The same as :func:`mean_j`, from Gram matrices; None where no backend supports them.
-
-    ``half`` says that the tokens behind the Gram matrices have half precision, so that products
-    need not hold all digits of float32.
-    """
-    tensors = gram_q, gram_k, w_e_given_x, w_r_given_x, trace, lambda_diag, num_queries, num_keys
-    found = fused("mean_j", MeanJInputs(*tensors, averaged, lambda_squared, squared, half))
+def fused_mean_j(*tensors: Tensor | None, **options: bool) -> Tensor | None:
+    """Compute :func:`mean_j` of :class:`MeanJInputs`; None where no backend supports them."""
+    found = fused("mean_j", MeanJInputs(*tensors, **options))  # type: ignore[arg-type]
     return None if found is None else found[0]
 
 
 def mean_j_of_grams(given: MeanJInputs) -> Tensor:
-    """The same in plain PyTorch."""
+    """Compute :func:`mean_j` from Gram matrices, in plain PyTorch."""
     sides = (given.gram_q, given.w_e), (given.gram_k, given.w_r)
     energies = [(w * (gram @ w)).sum(-2) for gram, w in sides]
     trace = (given.w_e * given.w_r).sum((-2, -1)) if given.trace is None else given.trace
-    return mean_j(
-        torch.stack(energies),
-        trace,
-        given.lambda_diag,
-        given.num_queries,
-        given.num_keys,
-        averaged=given.averaged,
-        lambda_squared=given.lambda_squared,
-        squared=given.squared,
-    )
+    flags = {name: getattr(given, name) for name in ("averaged", "lambda_squared", "squared")}
+    rest = given.lambda_diag, given.num_queries, given.num_keys
+    return mean_j(torch.stack(energies), trace, *rest, **flags)
 
 
-def mean_j(
+def mean_j(  # noqa: PLR0913 - J has as many parts
     energies: Tensor,  # [2, B, H, S]: sums of e^2 and of r^2 over the tokens
     trace: Tensor,  # Tr(W_e^T W_r), [H] or [B, H]
     lambda_diag: Tensor,  # [H, S]
@@ -82,7 +56,7 @@ def mean_j(
     squared: bool = True,
     num_tokens: int | None = None,
 ) -> Tensor:
-    r"""The mean of $J^2$, or of J, over the sequences with a token on either side.
+    r"""Compute the mean of $J^2$, or of J, over the sequences with a token on either side.
 
     $J = \frac12 \sum_i e_i^\top \Lambda e_i + \frac12 \sum_i r_i^\top \Lambda r_i
     - Tr(W_e^\top W_r)$ of eq. (11), the mean over the heads. The sums are means over the tokens
@@ -102,7 +76,7 @@ def mean_j(
 
 
 def mean_over_sequences(values: Tensor, num_queries: Tensor, num_keys: Tensor) -> Tensor:
-    """The mean of values [B] over the sequences with a token on either side; zero without any."""
+    """Average values [B] over the sequences with a token on either side; zero without any."""
     real = torch.minimum(num_queries, num_keys) > 0
     return torch.where(real, values, 0.0).sum() / real.sum().clamp(min=1)
 
@@ -113,7 +87,7 @@ def unexplained_energy(
     lambda_diag: Tensor,  # [H, S]
     x_sampled: Tensor | None,  # F_X [B, H, M, P]; None where it is the identity
 ) -> Tensor:
-    r"""The fraction $|K - E \Lambda R^\top|_F^2 / |K|_F^2$ of each sequence and head, [B, H].
+    r"""Compute $|K - E \Lambda R^\top|_F^2 / |K|_F^2$ of each sequence and head, [B, H].
 
     It equals $Tr(G_q M G_k M^\top) / Tr(G_q A G_k A)$ with $M = A - W_{e|X} \Lambda W_{r|X}^\top$
     and $A = F_X^\top F_X$. A kernel without energy has nothing unexplained. What cancels in the

@@ -36,31 +36,30 @@ class MeanJOp(FusedOp):
     outputs = ("mean", "slopes", "energies")  # of the mean by each J [B]; [2, B, H, S]
 
     def supports(self, given: MeanJInputs) -> bool:
-        """Whether all are float32, of heads that are not too wide."""
+        """Return whether all are float32, of heads that are not too wide."""
         tensors = given.gram_q, given.gram_k, given.w_e, given.w_r, given.lambda_diag
         single = all(x.dtype == torch.float32 for x in tensors)
         same = given.trace is None or given.trace.dtype == torch.float32
         return single and same and given.gram_q.shape[-1] <= 256 and given.w_e.numel() > 0
 
     def empty(self, given: MeanJInputs) -> Sequence[Tensor]:
-        """The mean, its slopes and the energies, unwritten."""
+        """Allocate the mean, its slopes and the energies."""
         gram, (B, H, _, S, _, _) = given.gram_q, _sizes(given)
         return gram.new_empty(()), gram.new_empty(B), gram.new_empty(2, B, H, S)
 
     def forward(self, given: MeanJInputs, *, keep: bool) -> Sequence[Tensor]:
-        """The mean, its derivative by each J, and the energies of both sides."""
+        """Compute the mean, its derivative by each J, and the energies of both sides."""
         B, H, P, S, block, tile = _sizes(given)
         tiles = -(-S // tile)
         mean, slopes, energies = self.empty(given)
         parts = given.gram_q.new_empty(B, H, 2, tiles)
         w_e, w_r = _readable(given.w_e), _readable(given.w_r)
-        grams = launch.contiguous(given.gram_q, given.gram_k)
         shared = launch.contiguous(given.lambda_diag, given.num_queries, given.num_keys)
         energy_blocks[(2 * B * H, tiles)](
-            *grams, w_e, w_r, *shared, energies, parts,
+            *launch.contiguous(given.gram_q, given.gram_k), w_e, w_r, *shared, energies, parts,
             _strides(w_e), _strides(w_r), B, H, P, S,
             given.averaged, given.lambda_squared, given.trace is None, block, tile,
-            _precision(given.half), num_warps=launch.warps_of(2 * B * H * tiles),
+            _precision(given), num_warps=launch.warps_of(2 * B * H * tiles),
             **(_REGISTERS if given.half and P <= _BLOCK else {}),
         )  # fmt: skip
         mean_block[(1,)](
@@ -70,7 +69,7 @@ class MeanJOp(FusedOp):
         return mean, slopes, energies
 
     def backward(self, given: MeanJInputs, call: Backward) -> dict[str, Tensor]:
-        """Gradients of both Gram matrices, of both weights, of Lambda and of the trace."""
+        """Compute gradients of Gram matrices, weights, Lambda and the trace."""
         (slopes, energies), [d_mean] = call.kept, call.grads
         assert d_mean is not None
         gram, (B, H, P, S, block, tile) = given.gram_q, _sizes(given)
@@ -85,7 +84,7 @@ class MeanJOp(FusedOp):
             d_grams, d_weights, d_lambda, None if given.trace is None else d_trace,
             _strides(w_e), _strides(w_r), B, H, P, S,
             given.averaged, given.lambda_squared, given.trace is None, block, tile,
-            _precision(given.half), num_warps=launch.warps_of(4 * B * H * blocks),
+            _precision(given), num_warps=launch.warps_of(4 * B * H * blocks),
         )  # fmt: skip
         if w_e.ndim == 3:
             totals = d_weights[:, 0] if B == 1 else gram.new_empty(2, H, P, S)
@@ -96,28 +95,28 @@ class MeanJOp(FusedOp):
         return dict(zip(names, (*d_grams, *d_weights, d_lambda, d_trace), strict=True))
 
     def eager(self, given: MeanJInputs) -> Sequence[Tensor]:
-        """The mean, in plain PyTorch."""
+        """Compute the mean in plain PyTorch."""
         return (mean_j_of_grams(given),)
 
 
-def _precision(half: bool) -> str:
-    """Of the products: Gram matrices of tokens in half precision carry larger errors already."""
-    return PRODUCTS[torch.bfloat16 if half else torch.float32]
+def _precision(given: MeanJInputs) -> str:
+    # Gram matrices of tokens in half precision carry larger errors already.
+    return PRODUCTS[torch.bfloat16 if given.half else torch.float32]
 
 
 def _sizes(given: MeanJInputs) -> tuple[int, int, int, int, int, int]:
-    """B, H, P and S, rows of a block and directions of a tile."""
+    """Return B, H, P and S, rows of a block and directions of a tile."""
     (B, H, P, _), S = given.gram_q.shape, given.w_e.shape[-1]
     return B, H, P, S, min(_BLOCK, padded(P)), min(_TILE, padded(S))
 
 
 def _readable(w: Tensor) -> Tensor:
-    """The weights, copied where a matrix [P, S] has gaps."""
+    """Copy the weights where a matrix [P, S] has gaps."""
     return w if w.stride()[-2:] == (w.shape[-1], 1) else w.contiguous()
 
 
 def _strides(w: Tensor) -> tuple[int, int]:
-    """How far sequences and heads of the weights [B, H, P, S] lie apart; 0 for [H, P, S]."""
+    """Return strides of sequences and heads of the weights [B, H, P, S]; 0 for [H, P, S]."""
     return (w.stride(0) if w.ndim == 4 else 0), w.stride(-3)
 
 
@@ -145,12 +144,9 @@ def energy_blocks(
     for row in range(0, P, BLOCK):
         total = tl.zeros([BLOCK, TILE], tl.float32)
         for inner in range(0, P, BLOCK):
-            total = tt.product(
-                tt.load_matrix(gram, row, inner, P, P, BLOCK, BLOCK),
-                tt.load_matrix(w, inner, column, P, S, BLOCK, TILE),
-                total,
-                PRECISION,
-            )
+            block = tt.load_matrix(gram, row, inner, P, P, BLOCK, BLOCK)
+            part = tt.load_matrix(w, inner, column, P, S, BLOCK, TILE)
+            total = tt.product(block, part, total, PRECISION)
         rows = tt.load_matrix(w, row, column, P, S, BLOCK, TILE)
         energy += tl.sum(rows * total, 0)
         if OWN_TRACE:

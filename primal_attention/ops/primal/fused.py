@@ -76,30 +76,30 @@ class PrimalOp(FusedOp):
     num_outputs = first_kept = 3
 
     def supports(self, given: Attended) -> bool:
-        """Whether the passes are made for these dtypes, sizes and maps."""
+        """Return whether the passes take these dtypes, sizes and maps."""
         q, k = given.q, given.k
         maps = has_fused_form(given.map_q) and has_fused_form(given.map_k)
         same = q.dtype == k.dtype and q.shape == k.shape
         return maps and same and q.dtype in DOTS and width_of(given) <= 256
 
     def forward(self, given: Attended, *, keep: bool) -> Sequence[Tensor]:
-        """Outputs and both Gram matrices."""
-        return attend(given, gram_q=True, gram_k=True)
+        """Compute outputs and both Gram matrices."""
+        return attend(given, grams=True)
 
     def empty(self, given: Attended) -> Sequence[Tensor]:
-        """The same, unwritten."""
+        """Allocate the same."""
         q, (B, N, H, P) = given.q, given.q.shape
         grams = (q.new_empty((B, H, P, P), dtype=torch.float32) for _ in range(2))
         return q.new_empty((B, N, H, given.columns)), *grams
 
     def backward(self, given: Attended, call: Backward) -> dict[str, Tensor]:
-        """Gradients of the tensors."""
+        """Compute gradients of the tensors."""
         into = InputGradients(*(None if x is None else torch.empty_like(x) for x in given[:5]))
         write_gradients(given, OutputGradients(*call.grads), into)
         return {name: d for name, d in into._asdict().items() if d is not None}
 
     def eager(self, given: Attended) -> Sequence[Tensor]:
-        """The outputs, in plain PyTorch."""
+        """Compute the outputs in plain PyTorch."""
         return collapsed_eager(given)
 
 
@@ -122,58 +122,51 @@ class InputGradients(NamedTuple):
 
 
 class ByCounts(NamedTuple):
-    """What gradients are divided by: the number of real tokens up to each."""
+    """Divisors of gradients: the number of real tokens up to each."""
 
     counts: Tensor | None  # [B, N]; None where all tokens are real
 
 
 def width_of(given: Attended) -> int:
-    """The larger padded dim of a head."""
+    """Return the larger padded dim of a head."""
     return padded(max(given.q.shape[-1], given.columns))
 
 
 def takes_one_pass(given: Attended) -> bool:
-    """Whether the backward pass reads each token once, so that its gradient may take its place."""
+    """Return whether the backward pass reads each token once, and so may overwrite it."""
     return width_of(given) in BACKWARD[given.q.dtype]
 
 
 def gradient_shares(given: Attended) -> Shares:
-    """The division of the sequences by the backward pass that sums gradients too, where it is one.
-
-    It needs more registers: a multiprocessor has two programs at a time, and two after these.
-    """
-    return launch.shares_of(
-        given.q, BACKWARD[given.q.dtype][width_of(given)]._replace(programs=264)
-    )
+    """Divide the sequences for the backward pass that sums gradients too, where it is one."""
+    # It needs more registers: a multiprocessor has two programs at a time, and two after these.
+    config = BACKWARD[given.q.dtype][width_of(given)]._replace(programs=264)
+    return launch.shares_of(given.q, config)
 
 
 def _blocks(z: Tensor | None, config: Config, real: bool) -> Tensor | Descriptor | None:
-    """The tokens z as they are loaded: by a descriptor where all are real and nothing is padded."""
+    """Describe the tokens z to the GPU where all are real and nothing is padded."""
     if z is None or not real or z.dtype != torch.bfloat16 or z.shape[-1] != padded(z.shape[-1]):
         return z
     return launch.described(z, config.block)
 
 
-def attend(given: Attended, *, gram_q: bool, gram_k: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs and Gram matrices; empty where they are not wanted."""
+def attend(given: Attended, *, grams: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute outputs and Gram matrices; empty where they are not wanted."""
     q, k, *_, map_q, map_k = given
-    config = FORWARD[q.dtype][width_of(given)]
-    (B, N, H, P), C = q.shape, given.columns
-    out = q.new_empty((B, N, H, C) if C else (0,))
-    g_q, g_k = (
-        q.new_empty((B, H, P, P) if g else (0,), dtype=torch.float32) for g in (gram_q, gram_k)
-    )
-    written = out if C else None
-    z_q, z_k = launch.readable(q), launch.readable(k)
+    config, (B, N, H, P), C = FORWARD[q.dtype][width_of(given)], q.shape, given.columns
+    out, shape = q.new_empty((B, N, H, C) if C else (0,)), (B, H, P, P) if grams else (0,)
+    g_q, g_k = (q.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    written, z_q, z_k = out if C else None, launch.readable(q), launch.readable(k)
     a_e, a_r, bias = launch.contiguous(given.a_e, given.a_r, given.bias)
     shares, tile = launch.spread_shares(q, config), min(config.tile, padded(max(P, C)))
     # Of the elu map, which no condition holds back then, the compiler would load nothing ahead.
     whole = shares.whole and "elu" not in (map_q, map_k)
     real = whole and given.token_mask is None and tile == padded(P)
-    with summed(q, shares, g_q if gram_q else None, g_k if gram_k else None) as grams:
+    with summed(q, shares, *((g_q, g_k) if grams else (None, None))) as totals:
         forward_blocks[(shares.programs, -(-max(P, C) // tile))](
             _blocks(z_q, config, real), _blocks(z_k, config, real), a_e, a_r, bias,
-            launch.mask_bytes(given.token_mask), written, *grams,
+            launch.mask_bytes(given.token_mask), written, *totals,
             *map(launch.strides, (z_q, z_k, written)), *map(launch.batch_stride, (a_e, a_r)),
             N, H, shares.splits, shares.tokens, P, C, map_q, map_k, DOTS[q.dtype],
             config.block, padded(P), tile, whole, **config.launch,
@@ -275,8 +268,7 @@ def forward_blocks(
     """Out = phi_q A_e + phi_k A_r + bias and the sums of phi phi^T, one tile of their columns."""
     b, h, first, last = tt.spread_tokens(tl.program_id(0), N, H, splits, tokens, BLOCK_N)
     column = tl.program_id(1) * TILE
-    q = tt.sequence_of(q, q_strides, b, h)
-    k = tt.sequence_of(k, k_strides, b, h) if k is not None else None
+    q, k = tt.sequence_of(q, q_strides, b, h), tt.sequence_of(k, k_strides, b, h)
     out = tt.sequence_of(out, out_strides, b, h) if out is not None else None
     head = h * (P * C)
     proj_e, scale_e = _projection(a_e, b * a_e_stride + head, column, P, C, BLOCK_P, TILE, DOT)
@@ -312,11 +304,10 @@ def attend_tokens(
             q, start, q_stride, real, column, proj_e, scale_e, total,
             HAS_E, P, BLOCK_P, TILE, MAP_Q, DOT,
         )  # fmt: skip
-        if k is not None:
-            total, base_k, tile_k = _side_forward(
-                k, start, k_stride, real, column, proj_r, scale_r, total,
-                HAS_R, P, BLOCK_P, TILE, MAP_K, DOT,
-            )  # fmt: skip
+        total, base_k, tile_k = _side_forward(
+            k, start, k_stride, real, column, proj_r, scale_r, total,
+            HAS_R, P, BLOCK_P, TILE, MAP_K, DOT,
+        )  # fmt: skip
         if out is not None:
             if mask is not None:
                 total = tl.where(real[:, None], total, 0.0)
@@ -326,9 +317,9 @@ def attend_tokens(
         if gram_k is not None:
             sum_k = tt.product(tl.trans(base_k), tile_k, sum_k)
     if gram_q is not None:
-        tt.store_matrix(gram_q + program * (P * P), sum_q, column, P, P)
+        tt.store_block(gram_q + program * (P * P), sum_q, 0, column, P, P)
     if gram_k is not None:
-        tt.store_matrix(gram_k + program * (P * P), sum_k, column, P, P)
+        tt.store_block(gram_k + program * (P * P), sum_k, 0, column, P, P)
 
 
 @triton.jit
@@ -379,39 +370,39 @@ def backward_blocks(
 ):  # fmt: skip
     """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out.
 
-    Of the queries or the keys: neighbouring programs have the two sides of the same tokens, so that
-    the second finds d_out in the cache. Where that is said, dz is divided by the number of real
-    tokens up to each. The sum of dz over the share goes to a row of sums, where there are any.
-    Where A is shared by the sequences, a program may take several whole ones, and sums over all.
+    Of queries or keys: neighbouring programs have the two sides of the same tokens, so that the
+    second finds d_out in the cache. If DIVIDED, dz is divided by the number of real tokens up to
+    each. The sum of dz over the share goes to a row of sums, where there are any. Where A is shared
+    by the sequences, a program may take several whole ones, and sums over all.
     """
-    sides: tl.constexpr = 1 if k is None else 2
-    program = tl.program_id(0) // sides
-    if tl.program_id(0) % sides == 0:
+    program, tensors = tl.program_id(0) // 2, (mask, counts, d_out, sums)
+    division = N, H, splits, tokens, B, sequences
+    if tl.program_id(0) % 2 == 0:
         _side_backward(
-            q, a_e, mask, counts, d_out, d_gram_q, dq, da_e, d_bias, sums,
-            q_strides, d_out_strides, dq_strides, count_strides, a_e_stride,
-            program, 0, N, H, splits, tokens, B, sequences,
+            (q, a_e, d_gram_q, dq, da_e, d_bias), tensors, program, 0, division,
+            (q_strides, d_out_strides, dq_strides, count_strides), a_e_stride,
             P, C, MAP_Q, DOT, BLOCK_N, BLOCK_P, BLOCK_C, DIVIDED, WHOLE,
         )  # fmt: skip
-    elif k is not None:
+    else:
         _side_backward(
-            k, a_r, mask, counts, d_out, d_gram_k, dk, da_r, None, sums,
-            k_strides, d_out_strides, dk_strides, count_strides, a_r_stride,
-            program, H, N, H, splits, tokens, B, sequences,
+            (k, a_r, d_gram_k, dk, da_r, None), tensors, program, H, division,
+            (k_strides, d_out_strides, dk_strides, count_strides), a_r_stride,
             P, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_C, DIVIDED, WHOLE,
         )  # fmt: skip
 
 
 @triton.jit
-def _side_backward(
-    z, a, mask, counts, d_out, d_gram, dz, da, d_bias, sums,
-    z_strides, d_out_strides, dz_strides, count_strides, a_stride,
-    program, row, N, H, splits, tokens, B, sequences,
+def _side_backward(  # noqa: C901 - most conditions are constants
+    side, tensors, program, row, division, strides, a_stride,
     P: tl.constexpr, C: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DIVIDED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """The heads of one side stand in the rows of sums from the given one on."""
+    """Of one side; its heads stand in the rows of sums from the given one on."""
+    z, a, d_gram, dz, da, d_bias = side
+    mask, counts, d_out, sums = tensors
+    z_strides, d_out_strides, dz_strides, count_strides = strides
+    N, H, splits, tokens, B, sequences = division
     b, h, first, last = tt.share_of_tokens(program, N, H, splits, tokens)
     proj, scale = _projection(a, b * a_stride + h * (P * C), 0, P, C, BLOCK_P, BLOCK_C, DOT)
     sum_a = tl.zeros([BLOCK_C, BLOCK_P], tl.float32)
@@ -421,57 +412,42 @@ def _side_backward(
     if sequences is not None:
         b, first, last = b * sequences, 0, N
         number = tl.minimum(sequences, B - program // H * sequences)
+    end = None if WHOLE else last
     # What a sequence begins with is found anew for each: there are no registers to keep it in.
     for each in tl.range(number, disable_licm=True):
-        sum_a, sum_bias, sum_z = _share_backward(
-            z, mask, counts, d_out, d_gram, dz, proj, scale, sum_a, sum_bias, sum_z,
-            z_strides, d_out_strides, dz_strides, count_strides, b + each, h, first, last, N, H,
-            da is not None, d_bias is not None, sums is not None,
-            P, C, FEATURE_MAP, DOT, BLOCK_N, BLOCK_P, BLOCK_C, DIVIDED, WHOLE,
-        )  # fmt: skip
+        at = b + each
+        rows_of, dz_of = tt.sequence_of(z, z_strides, at, h), tt.sequence_of(dz, dz_strides, at, h)
+        d_out_of = tt.sequence_of(d_out, d_out_strides, at, h)
+        both, scale_both = _both_ways(d_gram, (at * H + h) * (P * P), P, BLOCK_P, DOT)
+        for start in range(first, last, BLOCK_N):
+            real = tt.real_tokens(mask, at, N, start, end, BLOCK_N)
+            d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
+            if d_out is not None:
+                stride = d_out_strides[1]
+                d_rows = tt.load_rows(d_out_of, start, stride, real, 0, C, BLOCK_C).to(DOT)
+            if d_bias is not None:
+                groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
+                sum_bias += tl.sum(groups, 0)
+            share = tl.full([BLOCK_N], 1.0, tl.float32)
+            if DIVIDED:
+                count = tt.counted(counts, count_strides, at, start, end, BLOCK_N)
+                share /= tl.maximum(count, 1.0)
+            rows = tt.load_rows(rows_of, start, z_strides[1], real, 0, P, BLOCK_P)
+            d_z, sum_a = _block_backward(
+                rows, real, share, d_rows, proj, scale, both, scale_both, sum_a,
+                da is not None, d_gram is not None, FEATURE_MAP, DOT,
+            )  # fmt: skip
+            tt.store_rows(dz_of, d_z, start, dz_strides[1], end, 0, P, BLOCK_P)
+            if sums is not None:
+                sum_z += tt.by_eight(d_z)
     if da is not None:
-        tt.store_matrix(da + program.to(tl.int64) * (P * C), tl.trans(sum_a), 0, P, C)
+        tt.store_block(da + program.to(tl.int64) * (P * C), tl.trans(sum_a), 0, 0, P, C)
     if d_bias is not None:
-        tt.store_matrix(d_bias + program.to(tl.int64) * C, tl.sum(sum_bias, 0)[None, :], 0, 1, C)
+        of_bias = tl.sum(sum_bias, 0)[None, :]
+        tt.store_block(d_bias + program.to(tl.int64) * C, of_bias, 0, 0, 1, C)
     if sums is not None:
         place = sums + (program // H * (2 * H) + row + h) * P
-        tt.store_matrix(place, tl.sum(sum_z, 0)[None, :], 0, 1, P)
-
-
-@triton.jit
-def _share_backward(
-    z, mask, counts, d_out, d_gram, dz, proj, scale, sum_a, sum_bias, sum_z,
-    z_strides, d_out_strides, dz_strides, count_strides, b, h, first, last, N, H,
-    HAS_A: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SUMS: tl.constexpr,
-    P: tl.constexpr, C: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    DIVIDED: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """Dz of the tokens from first to last of one sequence, and the sums grown by them."""
-    end = None if WHOLE else last
-    z, dz = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(dz, dz_strides, b, h)
-    d_out = tt.sequence_of(d_out, d_out_strides, b, h) if d_out is not None else None
-    both, scale_both = _both_ways(d_gram, (b * H + h) * (P * P), P, BLOCK_P, DOT)
-    for start in range(first, last, BLOCK_N):
-        real = tt.real_tokens(mask, b, N, start, end, BLOCK_N)
-        d_rows = tl.zeros([BLOCK_N, BLOCK_C], DOT)
-        if d_out is not None:
-            d_rows = tt.load_rows(d_out, start, d_out_strides[1], real, 0, C, BLOCK_C).to(DOT)
-        if HAS_BIAS:
-            groups = tl.reshape(d_rows.to(tl.float32), [BLOCK_N // 16, 16, BLOCK_C])
-            sum_bias += tl.sum(groups, 0)
-        share = tl.full([BLOCK_N], 1.0, tl.float32)
-        if DIVIDED:
-            share /= tl.maximum(tt.counted(counts, count_strides, b, start, end, BLOCK_N), 1.0)
-        rows = tt.load_rows(z, start, z_strides[1], real, 0, P, BLOCK_P)
-        d_rows, sum_a = _block_backward(
-            rows, real, share, d_rows, proj, scale, both, scale_both, sum_a,
-            HAS_A, d_gram is not None, FEATURE_MAP, DOT,
-        )  # fmt: skip
-        tt.store_rows(dz, d_rows, start, dz_strides[1], end, 0, P, BLOCK_P)
-        if HAS_SUMS:
-            sum_z += tt.by_eight(d_rows)
-    return sum_a, sum_bias, sum_z
+        tt.store_block(place, tl.sum(sum_z, 0)[None, :], 0, 0, 1, P)
 
 
 @triton.jit

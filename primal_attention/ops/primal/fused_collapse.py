@@ -53,17 +53,17 @@ class MapSizes(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """How many of them the rows of W make."""
+        """The number of tiles of the rows of W."""
         return -(-self.P // self.tile)
 
 
 def supports_maps(num_directions: int, *tensors: Tensor | None) -> bool:
-    """Whether the passes are made for so many directions and these dtypes."""
+    """Return whether the passes take so many directions and these dtypes."""
     return num_directions <= 128 and all(x is None or x.dtype in DOTS for x in tensors)
 
 
 def map_sizes(P: int, S: int, c_e: Tensor | None, c_r: Tensor | None, tile: int) -> MapSizes:
-    """Sizes of weights [P, S] and output maps [S, C]; many directions take shorter tiles."""
+    """Choose sizes for weights [P, S] and maps [S, C]; many directions take shorter tiles."""
     C = max(0 if c is None else c.shape[1] for c in (c_e, c_r))
     block = padded(S)
     tile, columns = min(tile, max(2048 // block, 16)), 64 if block <= 32 else 32
@@ -71,14 +71,14 @@ def map_sizes(P: int, S: int, c_e: Tensor | None, c_r: Tensor | None, tile: int)
 
 
 def map_strides(c: Tensor | None) -> tuple[int, ...]:
-    """Strides of an output map that may be missing."""
+    """Return strides of an output map that may be missing."""
     return (0, 0) if c is None else c.stride()
 
 
 def collapse(
     weights: Weights, precision: str, of_a: torch.dtype, copies: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A_e and A_r, empty where they are not wanted; float32 copies of the weights are written."""
+    """Compute A_e and A_r, empty where not wanted; write float32 copies of the weights."""
     e, r, c_e, c_r = weights
     *lead, P, S = e.shape
     sizes, matrices = map_sizes(P, S, c_e, c_r, _TILE), e.numel() // (P * S)
@@ -96,35 +96,28 @@ def collapse(
 def collapse_gradients(
     weights: Weights, grads: WeightGradients, precision: str
 ) -> dict[str, Tensor]:
-    """Gradients of w_e and w_r by all of their uses, and of c_e and c_r."""
-    totals = [w.new_empty(w.shape) for w in weights[:2]]
-    parts = pull_back_sides(weights, grads, totals, 1.0, precision)
-    d_maps = [None if c is None else torch.empty_like(c) for c in weights[2:]]
-    add_up_maps(parts, d_maps)
-    return named_gradients(totals, d_maps)
+    """Compute gradients of w_e and w_r by all of their uses, and of c_e and c_r."""
+    totals, parts = pull_back_sides(weights, grads, 1.0, precision)
+    return named_gradients(totals, add_up_maps(parts, weights))
 
 
 def named_gradients(weights: list[Tensor], maps: list[Tensor | None]) -> dict[str, Tensor]:
-    """Gradients by the names of the inputs of a layer."""
+    """Name the gradients after the inputs of a layer."""
     found = zip(("w_e", "w_r", "c_e", "c_r"), (*weights, *maps), strict=True)
     return {name: each for name, each in found if each is not None}
 
 
 def pull_back_sides(
-    weights: Weights,
-    grads: WeightGradients,
-    totals: list[Tensor],
-    scale: float,
-    precision: str,
-) -> list[Tensor | None]:
-    """Write the gradients of both weights by all of their uses.
+    weights: Weights, grads: WeightGradients, scale: float, precision: str
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Compute gradients of both weights by all of their uses, and parts of those of C_e and C_r.
 
-    The result are parts of the gradients of C_e and C_r, [parts, C, S].
+    The parts are [parts, C, S].
     """
     e, r, c_e, c_r = weights
     P, S = e.shape[-2:]
-    sizes = map_sizes(P, S, c_e, c_r, _TILE)
-    matrices = e.numel() // (P * S)
+    sizes, matrices = map_sizes(P, S, c_e, c_r, _TILE), e.numel() // (P * S)
+    totals = [w.new_empty(w.shape) for w in (e, r)]
     shape = (matrices * sizes.tiles, sizes.C, S)
     parts = [None if da is None else e.new_empty(shape, dtype=torch.float32) for da in grads[2:]]
     total_blocks[(matrices, sizes.tiles, 2)](
@@ -132,16 +125,18 @@ def pull_back_sides(
         map_strides(c_e), map_strides(c_r), scale, *sizes, precision,
         num_warps=launch.warps_of(2 * sizes.tiles * matrices),
     )  # fmt: skip
-    return parts
+    return totals, parts
 
 
-def add_up_maps(parts: list[Tensor | None], d_maps: list[Tensor | None]) -> None:
-    """The gradients of C_e and C_r from their parts."""
+def add_up_maps(parts: list[Tensor | None], weights: Weights) -> list[Tensor | None]:
+    """Add up the gradients of C_e and C_r."""
+    d_maps = [None if c is None else torch.empty_like(c) for c in weights[2:]]
     for part, d_map in zip(parts, d_maps, strict=True):
         if d_map is not None and part is None:
             d_map.zero_()
     totals = (None if d_map is None else d_map.mT for d_map in d_maps)
     add_up(*zip(parts, totals, strict=True))
+    return d_maps
 
 
 @launched
@@ -153,27 +148,22 @@ def collapse_blocks(
 ):  # fmt: skip
     """Rows of A_e = W_e C_e or of A_r, and of the weights in float32 where they are wanted."""
     matrix, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
+    to_e, to_r = (c_e, given_e, a_e, c_e_strides), (c_r, given_r, a_r, c_r_strides)
     if tl.program_id(2) == 0:
         weights = tt.load_matrix(w_e + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
-        store_side(
-            weights, c_e, given_e, a_e, c_e_strides, matrix, row,
-            P, S, C, BLOCK_S, BLOCK_C, PRECISION,
-        )  # fmt: skip
+        store_side(weights, to_e, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
     else:
         weights = tt.load_matrix(w_r + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
-        store_side(
-            weights, c_r, given_r, a_r, c_r_strides, matrix, row,
-            P, S, C, BLOCK_S, BLOCK_C, PRECISION,
-        )  # fmt: skip
+        store_side(weights, to_r, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
 
 
 @triton.jit
 def store_side(
-    weights, c, given, a, c_strides, matrix, row,
-    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
+    weights, side, matrix, row, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write rows of the weights of one side, and of their product with the output map."""
+    c, given, a, c_strides = side
     if given is not None:
         tt.store_block(given + matrix * (P * S), weights, row, 0, P, S)
     if c is not None:
@@ -192,44 +182,37 @@ def total_blocks(
     P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
     TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of W_e by both of its uses, times the scale, and a part of that of C_e.
-
-    Or those of the other side.
-    """
+    """The gradient of W_e or W_r by both of its uses, times the scale, and a part of that of C."""
+    side_e = c_e, w_e, d_e, da_e, total_e, dc_e, c_e_strides
+    side_r = c_r, w_r, d_r, da_r, total_r, dc_r, c_r_strides
     if tl.program_id(2) == 0:
-        _side_total(
-            c_e, w_e, d_e, da_e, total_e, dc_e, c_e_strides, scale,
-            P, S, C, TILE, BLOCK_S, BLOCK_C, PRECISION,
-        )  # fmt: skip
+        _side_total(side_e, scale, P, S, C, TILE, BLOCK_S, BLOCK_C, PRECISION)
     else:
-        _side_total(
-            c_r, w_r, d_r, da_r, total_r, dc_r, c_r_strides, scale,
-            P, S, C, TILE, BLOCK_S, BLOCK_C, PRECISION,
-        )  # fmt: skip
+        _side_total(side_r, scale, P, S, C, TILE, BLOCK_S, BLOCK_C, PRECISION)
 
 
 @triton.jit
 def _side_total(
-    c, w, d_w, da, total, dc, c_strides, scale,
-    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
+    side, scale, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
     TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows of scale (dW + dA C^T), and the part dA^T W of the transpose of dC of these rows."""
+    c, w, d_w, da, total, dc, c_strides = side
     matrix, row = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
-    side = tl.zeros([TILE, BLOCK_S], tl.float32)
+    side_total = tl.zeros([TILE, BLOCK_S], tl.float32)
     if d_w is not None:
-        side += tt.load_matrix(d_w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
+        side_total += tt.load_matrix(d_w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
     if da is not None:
         part = dc + (matrix * tl.num_programs(1) + tl.program_id(1)) * (S * C)
         weights = tt.load_operand(w + matrix * (P * S), row, 0, P, S, TILE, BLOCK_S)
         for column in range(0, C, BLOCK_C):
             d_block = tt.load_operand(da + matrix * (P * C), row, column, P, C, TILE, BLOCK_C)
             of_c = load_map(c, c_strides, column, S, C, BLOCK_S, BLOCK_C)
-            side = tt.product(d_block, tl.trans(of_c), side, PRECISION)
+            side_total = tt.product(d_block, tl.trans(of_c), side_total, PRECISION)
             nothing = tl.zeros([BLOCK_C, BLOCK_S], tl.float32)
             d_map = tt.product(tl.trans(d_block), weights, nothing, PRECISION)
             tt.store_block(part, d_map, column, 0, C, S)
-    tt.store_block(total + matrix * (P * S), side * scale, row, 0, P, S)
+    tt.store_block(total + matrix * (P * S), side_total * scale, row, 0, P, S)
 
 
 @triton.jit

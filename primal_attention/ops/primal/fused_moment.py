@@ -165,7 +165,7 @@ def moment_blocks(
     if inverse_n is not None:
         total *= tl.load(inverse_n + b)
     program = tl.program_id(0).to(tl.int64)
-    tt.store_matrix(moment + program * (P * S), total, column, P, S)
+    tt.store_block(moment + program * (P * S), total, 0, column, P, S)
 
 
 @triton.jit

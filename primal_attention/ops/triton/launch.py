@@ -25,39 +25,20 @@ from triton.runtime import driver
 from primal_attention.ops.triton.launcher import Descriptor, ask_the_gpu
 
 # The dtype of the products.
-DOTS = {
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float32: tl.float32,
-}
-
-
+DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 # The arithmetic of products of float32 matrices, by the dtype of the tokens behind them. Six
 # products of bfloat16 parts hold all digits. TensorFloat-32 has those of float16, more than
 # bfloat16, and the range of both: beside tokens of half precision its errors are small.
-PRODUCTS = {
-    torch.bfloat16: "tf32",
-    torch.float16: "tf32",
-    torch.float32: "bf16x6",
-}
-
-
+PRODUCTS = {torch.bfloat16: "tf32", torch.float16: "tf32", torch.float32: "bf16x6"}
 # The arithmetic of products. Sums along the tokens may leave the range of float16, and gradients
 # divided by the number of tokens too; TensorFloat-32 has its digits and a wider range.
 PRECISION = {torch.bfloat16: "bf16", torch.float16: "tf32", torch.float32: "ieee"}
-
-
 # How many bfloat16 numbers hold the digits of one, as it comes and after arithmetic; float32 is not
 # taken apart.
 PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
-
-
 PARTS_OF_GRADIENT = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 0}
 
-
-PROGRAMS = (
-    512  # of segments, wanted at the least: about four for each multiprocessor of a large GPU
-)
+PROGRAMS = 512  # of segments, at least: about four for each multiprocessor of a large GPU
 SHORTEST = 4  # blocks of a segment, so that the first pass does not become most of the work
 _FEW_PROGRAMS = 800  # about six for each multiprocessor of a large GPU
 _ROWS = 1 << 7  # more tokens than any block has
@@ -76,16 +57,14 @@ class Config(NamedTuple):
 
     @property
     def launch(self) -> dict[str, int]:
-        """What the compiler is told."""
+        """Options of the compiler."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 def warps_of(programs: int) -> int:
-    """Warps of a pass over small matrices, through whose code each program runs once.
-
-    With few programs the time goes with the length of the code, which is the shorter the less of a
-    matrix a thread has; with many, threads that have more of it do more at once.
-    """
+    """Choose the warps of a pass over small matrices, through whose code each program runs once."""
+    # With few programs the time goes with the length of the code, which is the shorter the less of
+    # a matrix a thread has; with many, threads that have more of it do more at once.
     return 8 if programs <= _FEW_PROGRAMS else 4
 
 
@@ -100,7 +79,7 @@ class Shares(NamedTuple):
 
 
 def spread_shares(z: Tensor, config: Config) -> Shares:
-    """Shares of the sequences z [B, N, H, C] that keep a GPU busy; some have a block less."""
+    """Divide the sequences z [B, N, H, C] so that a GPU is busy; some shares have a block less."""
     B, N, H, _ = z.shape
     blocks = -(-N // config.block)
     splits = _splits(B * H, blocks, config.programs, config.least)
@@ -109,14 +88,14 @@ def spread_shares(z: Tensor, config: Config) -> Shares:
 
 
 def shares_of(z: Tensor, config: Config) -> Shares:
-    """The same, but equal, except for the last of a sequence: there may be fewer of them."""
+    """Divide like `spread_shares`, into equal shares except possibly the last of a sequence."""
     (B, N, H, _), spread = z.shape, spread_shares(z, config)
     splits = -(-N // spread.tokens)
     return spread._replace(programs=B * H * splits, splits=splits)
 
 
 def in_runs(z: Tensor, shares: Shares, config: Config) -> Shares:
-    """Whole sequences z, several for each program, so that fewer sums over all are written."""
+    """Give a program several whole sequences z, so that fewer sums over all are written."""
     if shares.splits > 1:
         return shares
     B, _, H, _ = z.shape
@@ -126,7 +105,7 @@ def in_runs(z: Tensor, shares: Shares, config: Config) -> Shares:
 
 @cache
 def _splits(sequences: int, blocks: int, programs: int, least: int) -> int:
-    """Shares of each sequence that take the least time.
+    """Choose how many shares of each sequence take the least time.
 
     So many programs run at once; those that are left over begin when these are through. Each goes
     through its blocks, and its sums take it as long as a few more.
@@ -139,10 +118,7 @@ def _splits(sequences: int, blocks: int, programs: int, least: int) -> int:
 
 @cache
 def _sequences(B: int, H: int, blocks: int, programs: int) -> int:
-    """Whole sequences of a program that take the least time, in the same way.
-
-    No more of them than it takes for all programs to run at once.
-    """
+    """Choose how many whole sequences of a program take the least time, with all at once."""
     return min(
         range(1, -(-B // max(1, programs // H)) + 1),
         key=lambda each: -(-(-(-B // each) * H) // programs) * (each * blocks + _SUMS),
@@ -161,16 +137,12 @@ class Segments(NamedTuple):
 
 
 def divide(z: Tensor, block: int, programs: int | None = None) -> Segments:
-    """Segments of the sequences z [B, N, H, C], so many that they make enough programs."""
+    """Divide the sequences z [B, N, H, C] into segments that make enough programs."""
     B, N, H, _ = z.shape
-    blocks = _divided(N, block)
-    wanted = min(_divided(programs or PROGRAMS, B * H), _divided(blocks, SHORTEST))
-    length = _divided(blocks, wanted)
-    return Segments(length * block, _divided(blocks, length))
-
-
-def _divided(number: int, by: int) -> int:
-    return -(-number // by)
+    blocks = -(-N // block)
+    wanted = min(-(-(programs or PROGRAMS) // (B * H)), -(-blocks // SHORTEST))
+    length = -(-blocks // wanted)
+    return Segments(length * block, -(-blocks // length))
 
 
 def padded(width: int) -> int:
@@ -195,7 +167,7 @@ def readable(tensor: Tensor) -> Tensor:
 
 
 def _adjacent(tensor: Tensor) -> bool:
-    """Whether the columns are, with rows so near that a block of them has short offsets."""
+    """Return whether the columns are, with rows so near that a block of them has short offsets."""
     near = tensor.stride(1) * _ROWS < 1 << 31
     return near and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
@@ -226,10 +198,10 @@ def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def described(z: Tensor, block: int) -> Tensor | Descriptor:
-    """The tensor [B, N, H, C], as a descriptor of blocks of one head's tokens where it can be.
+    """Describe blocks of one head's tokens of z [B, N, H, C] where possible, else return z.
 
-    They are loaded without addresses in registers, but whole: all tokens have to be real. For the
-    descriptor it is [B, N, H C], so that the heads of a token have to lie beside each other.
+    Described blocks are loaded without addresses in registers, but whole: all tokens must be real.
+    The descriptor is of [B, N, H C], so that the heads of a token must lie beside each other.
     """
     B, N, H, C = z.shape
     of_batch, of_tokens, of_heads, _ = z.stride()
@@ -244,7 +216,7 @@ def described(z: Tensor, block: int) -> Tensor | Descriptor:
 
 @cache
 def loads_blocks(device: torch.device) -> bool:
-    """Whether the current device, which this is, does so by descriptors: Hopper GPUs and later."""
+    """Return whether this device, the current one, has descriptors: Hopper GPUs and later."""
     if knobs.runtime.interpret:
         return True
     target = driver.active.get_current_target()
@@ -255,14 +227,12 @@ constant = cache(tl.constexpr)  # one object for each number, which is soon foun
 
 
 def strides(tensor: Tensor | None) -> tuple[Any, ...]:
-    """Strides of a tensor [B, N, H, C] that may be missing.
-
-    That of the tokens is compiled for, since it does not change with their number: the rows of a
-    block are then known distances apart, and a thread keeps one address for all of its own.
-    """
+    """Return strides of a tensor [B, N, H, C] that may be missing."""
     if tensor is None:
         return 0, 0, 0
     of_batch, of_tokens, of_heads, _ = tensor.stride()
+    # That of the tokens is compiled for, since it does not change with their number: the rows of a
+    # block are then known distances apart, and a thread keeps one address for all of its own.
     return of_batch, constant(of_tokens), of_heads
 
 
@@ -272,5 +242,5 @@ def count_strides(counts: Tensor | None) -> tuple[int, ...]:
 
 
 def batch_stride(matrix: Tensor | None) -> int:
-    """How far the contiguous matrices [B, H, R, C] of two sequences lie apart; 0 for [H, R, C]."""
+    """Return the stride of the sequences of contiguous matrices [B, H, R, C]; 0 for [H, R, C]."""
     return matrix.stride(0) if matrix is not None and matrix.ndim == 4 else 0

@@ -1,9 +1,8 @@
 """Launch a Triton function again as it was compiled for the same kinds of arguments.
 
-Triton looks at each argument of each launch to find what it has compiled for its kind: tens of
-microseconds, as long as many a fused op runs. The arguments of a training step are of the same
-kinds as those of the step before, which is seen much sooner. A launch that is recorded needs not
-even that: it is prepared, and given addresses.
+Triton looks at each argument of each launch to find what it has compiled: tens of microseconds, as
+long as many a fused op runs. The kinds of the arguments are compared sooner. A recorded launch
+needs not even that: it is prepared, and given addresses.
 """
 
 import inspect
@@ -26,27 +25,23 @@ _THREAD = local()  # in a new one a descriptor cannot be made before something h
 
 
 class Descriptor(TensorDescriptor):  # type: ignore[misc]
-    """What a GPU is told of a tensor to load blocks of it by itself.
-
-    Triton would check it for as long as it takes to make four of them; its maker has.
-    """
+    """Description of a tensor by which a GPU loads blocks of it."""
 
     def __post_init__(self) -> None:
-        pass
+        """Skip Triton's checks, which take four times as long and were made before."""
 
 
 def ask_the_gpu() -> None:
-    """Let this thread know its GPU, without which it can make no descriptors."""
+    """Ask the GPU something, before which this thread can make no descriptors."""
     if not hasattr(_THREAD, "knows_the_gpu"):
         torch.cuda.Event().record()  # type: ignore[no-untyped-call]
         _THREAD.knows_the_gpu = True
 
 
 class Launcher:
-    """A Triton function, and what has been compiled of it.
+    """Launches a Triton function, ``function[grid](*arguments, **options)``, as once compiled.
 
-    It is launched from Python, as ``function[grid](*arguments, **options)``. In Triton's
-    interpreter nothing is compiled; on AMD GPUs the sizes of tensors matter too.
+    In Triton's interpreter nothing is compiled; on AMD GPUs the sizes of tensors matter too.
     """
 
     def __init__(self, function: Any, *, compiles: bool | None = None):
@@ -57,7 +52,7 @@ class Launcher:
         self.compiled: dict[tuple[Any, ...], Any] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        """What launches so many programs."""
+        """Return a call that launches so many programs."""
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -88,20 +83,25 @@ class Again:
     """A launch by Triton, which looks at tensors."""
 
     def __init__(self, launch: Callable[..., Any], arguments: Sequence[Any]):
-        self.launch, self.arguments = launch, arguments
-        self.tensors = [_tensor_of(each) for each in arguments if _is_place(each)]
+        places = [isinstance(each, (Tensor, TensorDescriptor)) for each in arguments]
+        given = [each for each, taken in zip(arguments, places, strict=True) if taken]
+        self.launch, self.at = launch, [at for at, taken in enumerate(places) if taken]
+        self.template = [
+            None if taken else each for each, taken in zip(arguments, places, strict=True)
+        ]
+        self.tensors: list[Tensor] = [x if isinstance(x, Tensor) else x.base for x in given]
+        self.layouts = [  # of a descriptor; None of a tensor
+            None if isinstance(x, Tensor) else (x.shape, x.strides, x.block_shape) for x in given
+        ]
 
     def bound(self, places: Sequence[Place]) -> Callable[[Memory], None]:
-        """What launches it again, on the tensors at these places."""
-        launch, template = self.launch, list(self.arguments)
-        at = [number for number, each in enumerate(template) if _is_place(each)]
-        layouts = [_layout(template[number]) for number in at]
-        for number in at:
-            template[number] = None
+        """Return a step that launches it again, on the tensors at these places."""
+        launch, template = self.launch, self.template
+        targets = list(zip(self.at, places, self.layouts, strict=True))
 
         def run(memory: Memory) -> None:
             arguments = template.copy()
-            for number, place, layout in zip(at, places, layouts, strict=True):
+            for number, place, layout in targets:
                 tensor = place.tensor(memory)
                 arguments[number] = tensor if layout is None else Descriptor(tensor, *layout)
             launch(*arguments)
@@ -117,15 +117,12 @@ class Prepared(Again):
         self.compiled, self.grid = compiled, grid
 
     def bound(self, places: Sequence[Place]) -> Callable[[Memory], None]:
-        """What launches it again, on the tensors at these places."""
-        template, grid, launch = list(self.arguments), self.grid, self.launch
+        """Return a step that launches it again, on the tensors at these places."""
+        template, grid, launch = self.template, self.grid, self.launch
         run, function = self.compiled.run, self.compiled.function
         metadata, runtime = self.compiled.packed_metadata, knobs.runtime
-        at = [number for number, each in enumerate(template) if _is_place(each)]
-        layouts = [_layout(template[number]) for number in at]
         pointers, described = [], []
-        for number, place, layout in zip(at, places, layouts, strict=True):
-            template[number] = None
+        for number, place, layout in zip(self.at, places, self.layouts, strict=True):
             if layout is None:
                 pointers.append((number, place.buffer, place.offset))
             else:
@@ -149,39 +146,23 @@ class Prepared(Again):
 
 
 class _Address:
-    """What a descriptor needs of a tensor."""
+    """As much of a tensor as a descriptor needs."""
 
     def __init__(self, address: int):
         self.address = address
 
     def data_ptr(self) -> int:
-        """The address of the first element."""
+        """Return the address of the first element."""
         return self.address
 
 
 def _is_watched(hook: Any) -> bool:
-    """Whether somebody wants to be told of launches."""
+    """Return whether a profiler listens to launches."""
     return bool(getattr(hook, "calls", hook))
 
 
-def _is_place(argument: Any) -> bool:
-    return isinstance(argument, (Tensor, TensorDescriptor))
-
-
-def _tensor_of(argument: Any) -> Tensor:
-    tensor: Tensor = argument if isinstance(argument, Tensor) else argument.base
-    return tensor
-
-
-def _layout(argument: Any) -> tuple[Any, ...] | None:
-    """How a descriptor reads its tensor; None of a tensor."""
-    if isinstance(argument, Tensor):
-        return None
-    return argument.shape, argument.strides, argument.block_shape
-
-
 def _kinds(arguments: tuple[Any, ...]) -> list[Any]:
-    """What decides for which compiled form they are: of tensors dtypes and alignment, else all."""
+    """Return the key of a compiled form: of tensors dtypes and alignment, else all."""
     return [
         (each.dtype, each.data_ptr() % 16 == 0)
         if isinstance(each, Tensor)

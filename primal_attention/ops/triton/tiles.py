@@ -181,7 +181,7 @@ def load_matrix(
     tensor, row, column,
     R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """A block of a contiguous matrix [R, C], in float32."""
+    """Load a block of a contiguous matrix [R, C], in float32."""
     return load_operand(tensor, row, column, R, C, BLOCK_R, BLOCK_C).to(tl.float32)
 
 
@@ -196,47 +196,28 @@ def load_operand(
 
 
 @triton.jit
-def store_matrix(tensor, matrix, column, R: tl.constexpr, C: tl.constexpr):
-    """Write a block of columns of a contiguous matrix [R, C]."""
-    places, exists = _matrix_places(tensor, 0, column, R, C, matrix.shape[0], matrix.shape[1])
-    tl.store(places, matrix.to(tensor.dtype.element_ty), mask=exists)
-
-
-@triton.jit
 def store_block(tensor, block, row, column, R: tl.constexpr, C: tl.constexpr):
     """Write a block of a contiguous matrix [R, C]."""
-    r, c = row + tl.arange(0, block.shape[0]), column + tl.arange(0, block.shape[1])
-    exists = (r < R)[:, None] & (c < C)[None, :]
-    places = tensor + r[:, None] * C + c[None, :]
+    places, exists = _matrix_places(tensor, row, column, R, C, block.shape[0], block.shape[1])
     tl.store(places, block.to(tensor.dtype.element_ty), mask=exists)
-
-
-@triton.jit
-def _stacked_places(
-    tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    r, c = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    places = tensor + tl.cast(number, tl.int64) * (R * C) + (r[:, None] * C + c[None, :])
-    return places, (r < R)[:, None] & (c < C)[None, :]
 
 
 @triton.jit
 def load_stacked(
     tensor, number, R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """One of the contiguous matrices [., R, C] in float32; zeros where there are none."""
+    """Load one of the contiguous matrices [., R, C] in float32; zeros where there are none."""
     matrix = tl.zeros([ROWS, COLUMNS], tl.float32)
     if tensor is not None:
-        places, exists = _stacked_places(tensor, number, R, C, ROWS, COLUMNS)
-        matrix += tl.load(places, mask=exists, other=0.0)
+        offset = tl.cast(number, tl.int64) * (R * C)
+        matrix += load_operand(tensor + offset, 0, 0, R, C, ROWS, COLUMNS)
     return matrix
 
 
 @triton.jit
 def store_stacked(tensor, number, matrix, R: tl.constexpr, C: tl.constexpr):
     """Write one of the contiguous matrices [., R, C]."""
-    places, exists = _stacked_places(tensor, number, R, C, matrix.shape[0], matrix.shape[1])
-    tl.store(places, matrix.to(tensor.dtype.element_ty), mask=exists)
+    store_block(tensor + tl.cast(number, tl.int64) * (R * C), matrix, 0, 0, R, C)
 
 
 # The interpreter has plain products only, and none of bfloat16: it takes the rounded operands in
