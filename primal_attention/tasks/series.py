@@ -28,7 +28,7 @@ MOST_PADDED = 2**28  # values, of 4 bytes, that padding may make out of any numb
 
 
 class LabelledSeries(NamedTuple):
-    """Time series and the name of the class of each."""
+    """Time series and the names of their classes."""
 
     series: Series
     labels: NDArray[np.str_]
@@ -36,7 +36,7 @@ class LabelledSeries(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SeriesEncoding:
-    """How time series become tokens; all it knows comes from the cases it was fitted on.
+    """Turns time series into tokens; fitted on training cases.
 
     Values are standardised by channel. A missing value is interpolated linearly in time, before
     the first and after the last observation it is the nearest one, and a channel without any
@@ -48,7 +48,7 @@ class SeriesEncoding:
     num_tokens: int
 
     def __post_init__(self) -> None:
-        """The numbers can be those of a data set."""
+        """Check that the numbers can be those of a data set."""
         if self.mean.ndim != 1 or self.mean.shape != self.std.shape or not len(self.mean):
             shapes = f"{self.mean.shape} and {self.std.shape}"
             raise ValueError(f"mean and std must have one value a channel, got shapes {shapes}")
@@ -59,12 +59,12 @@ class SeriesEncoding:
 
     @property
     def num_channels(self) -> int:
-        """The channels each case must have."""
+        """Channels that each case must have."""
         return len(self.mean)
 
     @classmethod
     def fit(cls, series: Sequence[NDArray[Any]]) -> SeriesEncoding:
-        """Mean and standard deviation by channel over all observations; the longest length."""
+        """Compute mean and standard deviation by channel, and the longest length."""
         cases = _checked(series)
         if not cases:
             raise ValueError("series has no case to fit an encoding on")
@@ -72,7 +72,7 @@ class SeriesEncoding:
         return cls(mean, std, max(case.shape[1] for case in cases))
 
     def encode(self, series: Sequence[NDArray[Any]], *, first: int = 0) -> dict[str, Tensor]:
-        """The arguments of a model: ``x`` [B, N, C] and ``token_mask`` [B, N], true for tokens.
+        """Make ``x`` [B, N, C] and ``token_mask`` [B, N], the arguments of a model.
 
         Args:
             series: The cases.
@@ -84,26 +84,20 @@ class SeriesEncoding:
         x = np.zeros((*token_mask.shape, self.num_channels), dtype=np.float32)
         if cases:
             with np.errstate(over="ignore"):  # told below
-                x[token_mask] = np.concatenate([self._tokens(case) for case in cases])
+                tokens = [((case - self.mean[:, None]) / self.std[:, None]) for case in cases]
+                clipped = [_without_gaps(each)[:, : self.num_tokens].T for each in tokens]
+                x[token_mask] = np.concatenate(clipped)
         _check_finite(rearrange(x, "b n c -> b c n"), first)
         return {"x": torch.from_numpy(x), "token_mask": torch.from_numpy(token_mask)}
 
-    def _tokens(self, case: NDArray[np.float64]) -> NDArray[np.float64]:
-        """One case, standardised and without gaps, [min(length, N), C]."""
-        standardised = (case - self.mean[:, None]) / self.std[:, None]
-        return _without_gaps(standardised)[:, : self.num_tokens].T
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists, for a checkpoint or JSON."""
-        return {
-            "mean": self.mean.tolist(),
-            "std": self.std.tolist(),
-            "num_tokens": self.num_tokens,
-        }
+        """Return plain numbers and lists, for a checkpoint or JSON."""
+        numbers = {"mean": self.mean.tolist(), "std": self.std.tolist()}
+        return {**numbers, "num_tokens": self.num_tokens}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SeriesEncoding:
-        """The encoding that ``to_dict`` described."""
+        """Restore what ``to_dict`` described."""
         try:
             mean, std, num_tokens = (values[key] for key in ("mean", "std", "num_tokens"))
         except KeyError as error:
@@ -114,7 +108,7 @@ class SeriesEncoding:
 def _checked(
     series: Sequence[NDArray[Any]], num_channels: int | None = None, first: int = 0
 ) -> list[NDArray[np.float64]]:
-    """The cases in float64, all with as many channels as told or as the first; none is empty."""
+    """Convert to float64 and check that no case is empty and all have as many channels."""
     cases = [np.asarray(case, dtype=np.float64) for case in series]
     for index, case in enumerate(cases, first):
         num_channels = num_channels or len(np.atleast_1d(case))
@@ -129,7 +123,7 @@ def _checked(
 
 
 def _check_finite(cases: Iterable[NDArray[np.floating[Any]]], first: int = 0) -> None:
-    """No value is infinite, or too large to be a float32 once it is standardised."""
+    """Raise where a value is infinite, or too large for float32 once it is standardised."""
     for index, case in enumerate(cases, first):
         if (infinite := np.isinf(case)).any():
             channel = int(infinite.any(axis=1).argmax())
@@ -139,7 +133,7 @@ def _check_finite(cases: Iterable[NDArray[np.floating[Any]]], first: int = 0) ->
 def _observed_moments(
     values: NDArray[np.float64],  # [C, time steps]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation of what is not NaN; a constant channel is not scaled."""
+    """Compute mean and standard deviation of what is not NaN; 1 for a constant channel."""
     observed = ~np.isnan(values)
     count = np.maximum(observed.sum(axis=1), 1)
     with np.errstate(over="ignore"):  # an infinite std is told by the encoding
@@ -151,7 +145,7 @@ def _observed_moments(
 
 
 def _without_gaps(case: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Missing values interpolated in time, each channel by itself; all missing: 0."""
+    """Interpolate missing values in time, each channel by itself; 0 where all are missing."""
     missing = np.isnan(case)
     if not missing.any():
         return case
@@ -174,7 +168,7 @@ def series_task(
     seed: int,
     origin: str | None = None,
 ) -> Task:
-    """Classification of time series.
+    """Make a classification task of time series.
 
     The encoding is fitted on the cases that are trained on, and on nothing else.
 
@@ -218,14 +212,13 @@ def series_task(
 def _cases(
     encoding: SeriesEncoding, series: Series, targets: NDArray[np.int64], part: NDArray[np.int64]
 ) -> Cases:
-    """Some of the series, as a model is called with them."""
     chosen = [series[i] for i in part]
     _check_padding(chosen, encoding.num_tokens)
     return Cases(encoding.encode(chosen), torch.from_numpy(targets[part]))
 
 
 def _check_padding(series: Series, num_tokens: int) -> None:
-    """Raise where a few long cases make padding of nearly everything, and large."""
+    """Raise where a few long cases would make a large array of mostly padding."""
     values = sum(case.size for case in series)
     padded = sum(len(case) for case in series) * num_tokens
     if padded > MOST_PADDED and padded > 100 * values:
@@ -236,7 +229,7 @@ def _check_padding(series: Series, num_tokens: int) -> None:
 
 
 def _split(targets: NDArray[np.int64], valid: float | Literal["test"], seed: int) -> Split:
-    """What to train and what to validate on; nothing is held out to validate on the test cases."""
+    """Split the training cases; nothing is held out to validate on the test cases."""
     if valid == "test":
         return Split(kept=np.arange(len(targets)), held_out=np.arange(0))
     if isinstance(valid, str):
@@ -247,7 +240,7 @@ def _split(targets: NDArray[np.int64], valid: float | Literal["test"], seed: int
 def _targets(
     part: str, series: Series, labels: NDArray[np.str_], names: NDArray[np.str_]
 ) -> NDArray[np.int64]:
-    """The index of each label among the sorted names."""
+    """Look up each label among the sorted names."""
     labels = np.asarray(labels, dtype=np.str_)
     if len(series) != len(labels):
         raise ValueError(f"{part} has {len(series)} series and {len(labels)} labels")

@@ -45,7 +45,7 @@ def stratified_split(labels: NDArray[Any], fraction: float, seed: int) -> Split:
 def _numbers_held_out(
     sizes: NDArray[np.int64], fraction: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """How many cases each class gives: its share, the largest remainders rounded up."""
+    """Round the shares of the classes so that their sum comes nearest, one case left of each."""
     most = sizes - 1
     shares = np.where(most > 0, fraction * sizes, 0.0)
     numbers: NDArray[np.int64] = np.minimum(np.floor(shares).astype(np.int64), most)

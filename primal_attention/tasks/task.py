@@ -1,4 +1,4 @@
-"""What a benchmark is to the training loop: cases, a loss, a metric.
+"""Benchmarks as the training loop sees them: cases, a loss, a metric.
 
 Letters: B cases of a batch.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """Some cases: what the model is called with, by argument name, and what it should answer."""
+    """Arguments of the model by name, and what it should answer, for some cases."""
 
     inputs: dict[str, Tensor]
     target: Tensor  # [B, ...]
@@ -23,13 +24,13 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Cases:
-    """A split of a benchmark, held in memory on one device; the first axis of all is the case."""
+    """A split of a benchmark in memory on one device; the first axis of all is the case."""
 
     inputs: Mapping[str, Tensor]
     target: Tensor
 
     def __post_init__(self) -> None:
-        """Every tensor has one row a case."""
+        """Check that every tensor has one row a case."""
         for name, tensor in self.inputs.items():
             if len(tensor) != len(self.target):
                 raise ValueError(
@@ -40,40 +41,40 @@ class Cases:
         return len(self.target)
 
     def __getitem__(self, indices: Tensor) -> Batch:
-        """The cases with those indices, a tensor on the device of the cases."""
+        """Select cases by their indices, a tensor on the device of the cases."""
         inputs = {name: tensor[indices] for name, tensor in self.inputs.items()}
         return Batch(inputs, self.target[indices])
 
     def drawn(self, indices: Tensor) -> Batch:
-        """Those cases as they are trained on: as they are, unless a split augments them."""
+        """Select cases to train on; a split may augment them."""
         return self[indices]
 
     @property
     def resident(self) -> bool:
-        """Whether a batch is there without any work of the CPU."""
+        """True where a batch takes no work of the CPU."""
         return True
 
     def joined(self, other: Cases) -> Cases:
-        """These cases and, after them, the others."""
+        """Append the other cases."""
         inputs = {name: torch.cat([each, other.inputs[name]]) for name, each in self.inputs.items()}
         return Cases(inputs, torch.cat([self.target, other.target]))
 
     def to(self, device: torch.device) -> Cases:
-        """The same cases on another device."""
+        """Move the cases to another device."""
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         return replace(self, inputs=inputs, target=self.target.to(device))
 
 
-def _one_each(target: Tensor) -> Tensor:
+def _ones(target: Tensor) -> Tensor:
     return target.new_ones(len(target), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is minimised and what is reported: both the mean of one number a case.
+    """A loss to minimise and a metric to report, each the mean of one number a case.
 
-    A case may count for less than others, or for more: its loss and score are then already times
-    its weight, and a mean is their sum over that of the weights.
+    Cases may have weights: losses and scores are then already multiplied by them, and a mean is
+    divided by their sum.
     """
 
     losses: Callable[[Tensor, Tensor], Tensor]  # outputs, target -> [B]
@@ -81,11 +82,7 @@ class Goal:
     metric: str
     value: Callable[[float], float]  # the metric, of the mean score
     higher_is_better: bool
-    weights: Callable[[Tensor], Tensor] = _one_each  # target -> [B]: how much each case counts
-
-
-def _cross_entropies(outputs: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, target, reduction="none")
+    weights: Callable[[Tensor], Tensor] = _ones  # target -> [B]
 
 
 def _correct(outputs: Tensor, target: Tensor) -> Tensor:
@@ -97,7 +94,11 @@ def _squared_errors(outputs: Tensor, target: Tensor) -> Tensor:
 
 
 CLASSIFICATION = Goal(
-    _cross_entropies, _correct, "accuracy", lambda mean: 100 * mean, higher_is_better=True
+    partial(F.cross_entropy, reduction="none"),
+    _correct,
+    "accuracy",
+    lambda mean: 100 * mean,
+    higher_is_better=True,
 )
 REGRESSION = Goal(
     _squared_errors, _squared_errors, "mse", lambda mean: mean, higher_is_better=False
@@ -106,7 +107,7 @@ REGRESSION = Goal(
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model has to know of the cases before it is built."""
+    """Properties of the cases that a model is built for."""
 
     num_tokens: int  # the longest sequence
     num_outputs: int  # classes, or numbers to predict
@@ -117,21 +118,20 @@ class Sizes:
 
 
 class Encoding(Protocol):
-    """How cases as they come become the inputs of a model, fitted on what is trained on."""
+    """Turns raw cases into the inputs of a model; fitted on the training cases."""
 
     def encode(self, cases: Any, /) -> dict[str, Tensor]:
-        """The arguments of a model, by name."""
+        """Return the arguments of a model, by name."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists, for a checkpoint."""
+        """Return plain numbers and lists, for a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A benchmark: where to learn, where to choose, where to report, and what counts.
+    """A benchmark: cases to train on, to select by and to report, and what counts.
 
-    Selection looks at ``valid`` alone. A protocol that selects on the test cases has the same
-    cases in both places.
+    Selection looks at ``valid`` alone; a protocol that selects on the test cases has them there.
     """
 
     name: str
@@ -144,6 +144,6 @@ class Task:
     encoding: Encoding | None = None  # what a trained model needs to answer new cases
 
     def to(self, device: torch.device) -> Task:
-        """The same task with its cases on another device."""
+        """Move the cases to another device."""
         train, valid, test = (each.to(device) for each in (self.train, self.valid, self.test))
         return replace(self, train=train, valid=valid, test=test)

@@ -17,7 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_ts(path: Path) -> LabelledSeries:
-    """The cases of a file, in float32, with NaN for missing values.
+    """Read the cases of a file, in float32, with NaN for missing values.
 
     Raises:
         ValueError: Naming the file and its first line that is wrong.
@@ -35,7 +35,7 @@ def read_ts(path: Path) -> LabelledSeries:
 
 
 class _Parser:
-    """What was read so far, and what the next line has to agree with."""
+    """Reads a file line by line."""
 
     def __init__(self) -> None:
         self.series: Series = []
@@ -51,13 +51,10 @@ class _Parser:
         self.line_number += 1
         if not line or line.startswith("#"):
             return
-        if self._in_data:
-            self._read_case(line)
-        else:
-            self._read_tag(line)
+        (self._read_case if self._in_data else self._read_tag)(line)
 
     def finish(self) -> None:
-        """There were a header and cases."""
+        """Check that there were a header and cases."""
         if not self._in_data:
             raise ValueError("the file ends without a line @data; it is cut off or no .ts file")
         if not self.series:
@@ -79,13 +76,11 @@ class _Parser:
             case "classlabel", ["true", _, *_]:
                 names = values[1:]
                 self._classes = {name.lower(): name for name in names} | {n: n for n in names}
+            case "data", [] if self._classes:
+                self._in_data = True
             case "data", []:
-                self._start_data()
-
-    def _start_data(self) -> None:
-        if not self._classes:
-            raise ValueError("@data comes before a line '@classLabel true <names of the classes>'")
-        self._in_data = True
+                classes = "'@classLabel true <names of the classes>'"
+                raise ValueError(f"@data comes before a line {classes}")
 
     def _read_case(self, line: str) -> None:
         *channels, label = line.split(":")
@@ -103,17 +98,15 @@ class _Parser:
                 f"first has {self.series[0].shape[1]}"
             )
         self.series.append(values)
-        self.labels.append(self._class_name(label.strip()))
-
-    def _class_name(self, label: str) -> str:
+        label = label.strip()
         name = self._classes.get(label) or self._classes.get(label.lower())
         if name is None:
             raise ValueError(f"label {_short(label)} is not one of @classLabel")
-        return name
+        self.labels.append(name)
 
 
 def _values(channels: list[str]) -> NDArray[np.float32]:
-    """The values of one case, [channels, length]."""
+    """Parse the values of one case, [channels, length]."""
     lengths = list(dict.fromkeys(channel.count(",") + 1 for channel in channels))
     if len(lengths) > 1:
         raise ValueError(f"the channels have different lengths {str(lengths)[:60]}")
@@ -129,7 +122,7 @@ def _values(channels: list[str]) -> NDArray[np.float32]:
 
 
 def _first_bad(channels: list[str]) -> str:
-    """Where the first value stands that is none."""
+    """Say where the first value stands that is none."""
     for c, channel in enumerate(channels, start=1):
         for t, text in enumerate(channel.split(","), start=1):
             if not _is_value(text):

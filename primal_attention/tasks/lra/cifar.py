@@ -128,7 +128,7 @@ def _read_batch(content: bytes) -> tuple[NDArray[np.uint8], list[int]]:
         ValueError: Where it is something else than a batch.
     """
     values: list[Any] = []  # of all words that have one, in order
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     last: Any = None
     for count, (word, value, _) in enumerate(pickletools.genops(io.BytesIO(content))):
         if count > _MOST_WORDS:
