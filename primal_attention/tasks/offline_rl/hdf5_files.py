@@ -25,7 +25,6 @@ from primal_attention.tasks.offline_rl.trajectories import Trajectories, joined
 
 LIKE = "D4RL-like"
 _KEYS = ("observations", "actions", "rewards", "terminals", "timeouts")
-_EPISODE = "episode_"
 _LONGEST_DESCRIPTION = 2**24  # bytes
 _ALWAYS, _TIMES = 2**28, 32  # bytes that any file may unpack to, and times the size of a large one
 _LONGEST_CHUNK = 2**26  # bytes that are unpacked in one piece
@@ -48,7 +47,7 @@ class Hdf5File:
         return tuple(self._file)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """An array of numbers, as it stands in the file itself."""
+        """Read an array of numbers, as it stands in the file itself."""
         found = self._found(name)
         size = math.prod(found.shape) * found.dtype.itemsize
         self._left -= size
@@ -67,7 +66,7 @@ class Hdf5File:
         return values
 
     def _found(self, name: str) -> Any:
-        """A data set that takes nothing from other files."""
+        """Find a data set that takes nothing from other files."""
         h5py, place = package("h5py"), self._file
         for part in name.split("/"):
             link = place.get(part, getlink=True) if isinstance(place, h5py.Group) else None
@@ -85,7 +84,7 @@ class Hdf5File:
 
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[Hdf5File]:
-    """The arrays of an hdf5 file.
+    """Open the arrays of an hdf5 file.
 
     Raises:
         Exception: Of any kind, and without the name of the file: to be called within ``reading``.
@@ -97,22 +96,34 @@ def open_hdf5(path: Path) -> Iterator[Hdf5File]:
 
 
 def d4rl_file(name: str) -> str:
-    """The name of D4RL's file of a set."""
+    """Return the name of D4RL's file of a set."""
     which, _, kind = name.partition("-")
     return f"{which}_{kind.replace('-', '_')}-v2.hdf5"
 
 
 def read_d4rl(path: Path, environment: Environment) -> Trajectories:
-    """The episodes of a file; one that the end of the file cuts off is left out, and counted."""
-    arrays = _arrays(path)
+    """Read the episodes of a file; one that its end cuts off is left out, and counted."""
+    with reading(path, "a whole hdf5 file of D4RL", "get it anew"), open_hdf5(path) as file:
+        if missing := [name for name in _KEYS[3:] if name not in file]:
+            raise ValueError(
+                f"it has no {missing[0]!r}: without it the end of episode 0 is not known"
+            )
+        arrays = {name: file[name] for name in _KEYS}
+        for name, dims in zip(_KEYS, (2, 2, 1, 1, 1), strict=True):
+            if arrays[name].ndim != dims:
+                raise ValueError(f"{name} must have {dims} dimensions, got {arrays[name].shape}")
     sizes = {name: len(values) for name, values in arrays.items()}
     if len(set(sizes.values())) != 1:
         raise ValueError(f"{path}: its arrays have different lengths, {sizes}")
     terminals, timeouts = (arrays[name].astype(bool) for name in ("terminals", "timeouts"))
     ends = np.flatnonzero(terminals | timeouts)
-    _check_flags(path, ends, len(terminals), environment)
-    total = int(ends[-1]) + 1
+    total = int(ends[-1]) + 1 if len(ends) else 0
     left_out = len(terminals) - total
+    if left_out > environment.longest or not len(ends):
+        raise ValueError(
+            f"{path}: episode {len(ends)} has no flag of an end, terminal or timeout, in "
+            f"{left_out} steps"
+        )
     return Trajectories(
         arrays["observations"][:total],
         arrays["actions"][:total],
@@ -123,76 +134,38 @@ def read_d4rl(path: Path, environment: Environment) -> Trajectories:
     )
 
 
-def _arrays(path: Path) -> dict[str, Any]:
-    with reading(path, "a whole hdf5 file of D4RL", "get it anew"), open_hdf5(path) as file:
-        for name in _KEYS[3:]:
-            if name not in file:
-                raise ValueError(
-                    f"it has no {name!r}: without it the end of episode 0 is not known"
-                )
-        arrays = {name: file[name] for name in _KEYS}
-        for name, dims in zip(_KEYS, (2, 2, 1, 1, 1), strict=True):
-            if arrays[name].ndim != dims:
-                raise ValueError(f"{name} must have {dims} dimensions, got {arrays[name].shape}")
-        return arrays
-
-
-def _check_flags(path: Path, ends: Any, total: int, environment: Environment) -> None:
-    """The last episode may be cut off, but not be longer than any can be."""
-    last = int(ends[-1]) + 1 if len(ends) else 0
-    if total - last > environment.longest or not len(ends):
-        raise ValueError(
-            f"{path}: episode {len(ends)} has no flag of an end, terminal or timeout, in "
-            f"{total - last} steps"
-        )
-
-
 def minari_folder(folder: Path, name: str) -> Path:
-    """Where a set of ours stands among Minari's: ``D4RL-like/hopper/medium-v0``."""
+    """Return the place of a set of ours among Minari's: ``D4RL-like/hopper/medium-v0``."""
     which, _, kind = name.partition("-")
     return folder / LIKE / which / f"{kind}-v0"
 
 
 def read_minari(path: Path, environment: Environment) -> Trajectories:
-    """The episodes of a Minari data set in hdf5, from its folder.
+    """Read the episodes of a Minari data set in hdf5, from its folder.
 
-    Its description names spaces and an environment, which Minari would build; they are not needed.
+    Facts are those that we wrote into the description of a set of ours, or else its name.
     """
     main, about = path / "data" / "main_data.hdf5", path / "data" / "metadata.json"
     if not main.is_file():
         raise FileNotFoundError(f"{main} is missing; data sets of Minari are read in hdf5 only")
     remedy = "get the data set anew"
     with reading(main, "a whole file of Minari", remedy), open_hdf5(main) as file:
-        episodes = [_trajectory(file, name, environment) for name in _episodes(file)]
-        if not episodes:
+        count = len(file.names)
+        if {f"episode_{number}" for number in range(count)} != set(file.names):
+            raise ValueError(f"its {count} episodes are not episode_0 and so on")
+        if not count:
             raise ValueError("it has no episode")
-        found = joined(episodes)
+        found = joined([_episode(file, number, environment) for number in range(count)])
     with reading(about, "the description of a data set of Minari", remedy):
-        facts = _facts(json.loads(read_text(about, _LONGEST_DESCRIPTION)))
-    return replace(found, facts=facts)
+        metadata = json.loads(read_text(about, _LONGEST_DESCRIPTION))
+        text = metadata.get("description") or ""
+        facts = {"name": str(metadata["dataset_id"]), "origin": "Minari"}
+        return replace(found, facts=json.loads(text) if text.startswith("{") else facts)
 
 
-def _facts(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What we wrote into the description of a set that we made, or else its name."""
-    text = metadata.get("description") or ""
-    if text.startswith("{"):
-        facts: dict[str, Any] = json.loads(text)
-        return facts
-    return {"name": str(metadata["dataset_id"]), "origin": "Minari"}
-
-
-def _episodes(file: Hdf5File) -> list[str]:
-    """The names of all episodes, in order; they are numbered from 0."""
-    names = [f"{_EPISODE}{number}" for number in range(len(file.names))]
-    if set(names) != set(file.names):
-        raise ValueError(f"its {len(names)} episodes are not {_EPISODE}0 and so on")
-    return names
-
-
-def _trajectory(file: Hdf5File, name: str, environment: Environment) -> Trajectories:
-    number = name.removeprefix(_EPISODE)
+def _episode(file: Hdf5File, number: int, environment: Environment) -> Trajectories:
     keys = ("observations", "actions", "rewards", "terminations", "truncations")
-    arrays = {key: file[f"{name}/{key}"] for key in keys}
+    arrays = {key: file[f"episode_{number}/{key}"] for key in keys}
     dims = {"observations": environment.state_dim, "actions": environment.action_dim}
     for key, dim in dims.items():
         if (shape := arrays[key].shape)[1:] != (dim,):
@@ -220,7 +193,7 @@ def _trajectory(file: Hdf5File, name: str, environment: Environment) -> Trajecto
 
 
 def write_minari(folder: Path, name: str, found: Trajectories, simulator: Any) -> Path:
-    """Write a set, final states included; one of the same name is replaced by the whole new one."""
+    """Write a set, final states included; one of the same name is replaced as a whole."""
     if found.final_states is None:
         raise ValueError(f"{name} has no final states, which Minari keeps")
     path = minari_folder(folder.resolve(), name)  # Minari loses its way from a relative folder
@@ -238,7 +211,14 @@ def write_minari(folder: Path, name: str, found: Trajectories, simulator: Any) -
                 simulator.spec,
                 data_format="hdf5",
             )
-            storage.update_metadata(_metadata(name, found, simulator))
+            metadata = {
+                "dataset_id": path.relative_to(folder.resolve()).as_posix(),
+                "minari_version": package("minari").__version__,
+                "description": json.dumps(found.facts),
+                "algorithm_name": "a mixture of trained policies",
+                "eval_env_spec": simulator.spec.to_json(),
+            }
+            storage.update_metadata(metadata)
             storage.update_episodes(_buffers(found))
             if path.exists():
                 path.replace(outgoing)
@@ -263,19 +243,8 @@ def _take_room(path: Path, found: Trajectories) -> None:
     path.unlink()
 
 
-def _metadata(name: str, found: Trajectories, simulator: Any) -> dict[str, Any]:
-    which, _, kind = name.partition("-")
-    return {
-        "dataset_id": f"{LIKE}/{which}/{kind}-v0",
-        "minari_version": package("minari").__version__,
-        "description": json.dumps(found.facts),
-        "algorithm_name": "a mixture of trained policies",
-        "eval_env_spec": simulator.spec.to_json(),
-    }
-
-
 def _buffers(found: Trajectories) -> Any:
-    """The episodes as Minari takes them."""
+    """Yield the episodes as Minari takes them."""
     final = found.final_states
     assert final is not None
     buffer = package("minari.data_collector.episode_buffer").EpisodeBuffer

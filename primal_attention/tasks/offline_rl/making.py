@@ -63,7 +63,7 @@ class Agent:
         rng: np.random.Generator,
         noise: float | str,
     ) -> NDArray[np.float32]:
-        """An action in [-1, 1].
+        """Return an action in [-1, 1].
 
         Args:
             observation: As the environment gave it.
@@ -72,13 +72,25 @@ class Agent:
             noise: ``"sampled"`` as the policy was trained, or the size of normal noise that is
                 added to the action it prefers.
         """
-        hidden, mean = self._forward(self._input(observation, step))
+        arrays, x = self.arrays, np.asarray(observation, np.float64)
+        if arrays["time_feature"]:
+            x = np.append(x, 1 - step / arrays["time_limit"])
+        if arrays["normalise_obs"]:
+            x = (x - arrays["obs_mean"]) / np.sqrt(arrays["obs_var"] + arrays["obs_eps"])
+            x = np.clip(x, -arrays["obs_clip"], arrays["obs_clip"])
+        hidden: NDArray[Any] = x.astype(np.float32)
+        for weight, bias in self.layers[:-1]:
+            hidden = weight @ hidden + bias
+            hidden = np.maximum(hidden, 0) if self.is_relu else np.tanh(hidden)
+        weight, bias = self.layers[-1]
+        mean = weight @ hidden + bias
         if noise == SAMPLED:
             mean = mean + self._spread(hidden) * rng.standard_normal(mean.shape)
         action = np.tanh(mean) if self.squashes else mean
         if not isinstance(noise, str):
             action = action + noise * rng.standard_normal(action.shape)
-        return np.clip(action, -1, 1).astype(np.float32)
+        bounded: NDArray[np.float32] = np.clip(action, -1, 1).astype(np.float32)
+        return bounded
 
     def _try(self) -> None:
         """Act once, so that arrays that do not fit each other are found now."""
@@ -88,23 +100,6 @@ class Agent:
             action = self.act(state, 0, np.random.default_rng(0), SAMPLED if spread else 0.0)
         if action.shape != (int(self.arrays["act_dim"]),) or not np.isfinite(action).all():
             raise ValueError(f"its action in the state 0 is {str(action)[:60]}")
-
-    def _input(self, observation: NDArray[np.float64], step: int) -> NDArray[np.float32]:
-        arrays, x = self.arrays, np.asarray(observation, np.float64)
-        if arrays["time_feature"]:
-            x = np.append(x, 1 - step / arrays["time_limit"])
-        if arrays["normalise_obs"]:
-            x = (x - arrays["obs_mean"]) / np.sqrt(arrays["obs_var"] + arrays["obs_eps"])
-            x = np.clip(x, -arrays["obs_clip"], arrays["obs_clip"])
-        return x.astype(np.float32)
-
-    def _forward(self, x: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The last hidden vector, and the mean of the action before it is bounded."""
-        for weight, bias in self.layers[:-1]:
-            x = weight @ x + bias
-            x = np.maximum(x, 0) if self.is_relu else np.tanh(x)
-        weight, bias = self.layers[-1]
-        return x, weight @ x + bias
 
     def _spread(self, hidden: NDArray[Any]) -> Any:
         arrays, kind = self.arrays, str(self.arrays["noise"])
@@ -173,7 +168,7 @@ class Chunk(NamedTuple):
 
 
 def chunks_of(name: str, transitions: int, seed: int) -> list[Chunk]:
-    """The pieces that a set is made of."""
+    """List the chunks that a set is made of."""
     found = []
     for index, (behaviour, share) in enumerate(mixture_of(name).items()):
         left, number = round(transitions * share), 0
@@ -221,12 +216,17 @@ def make_set(
         told(index, len(chunks))
         path = unfinished / f"{index}.npz"
         if not path.is_file():
-            policy = policies[chunk.behaviour.agent]
-            made = roll_out(policy, environment, chunk, version)
+            made = roll_out(policies[chunk.behaviour.agent], environment, chunk, version)
             RL.write(path, made, half=False)
         parts.append(RL.read(path, name))
     told(len(chunks), len(chunks))
-    facts = _facts(name, environment, parts, chunks, seed, version)
+    facts = {
+        "name": f"{LIKE}/{name}",
+        "origin": LIKE,
+        "environment": f"{environment.gym_name}-v{version}",
+        "seed": seed,
+        **_scores(environment, parts, chunks),
+    }
     found = joined(parts, facts)
     write_minari(folder, name, found, make_environment(environment, version))
     path = folder / f"{name}.npz"
@@ -240,7 +240,7 @@ def _file(environment: Environment, chunk: Chunk) -> str:
 
 
 def roll_out(agent: Agent, environment: Environment, chunk: Chunk, version: int) -> Trajectories:
-    """Whole episodes, until there are as many transitions as the chunk asks for."""
+    """Play whole episodes, until there are as many transitions as the chunk asks for."""
     rng = np.random.default_rng(chunk.seed)
     simulator = make_environment(environment, version)
     episodes, total = list[Trajectories](), 0
@@ -254,7 +254,6 @@ def roll_out(agent: Agent, environment: Environment, chunk: Chunk, version: int)
 def _episode(
     agent: Agent, simulator: Any, rng: np.random.Generator, noise: float | str
 ) -> Trajectories:
-    """One episode."""
     state, _ = simulator.reset(seed=int(rng.integers(2**31)))
     states, actions, rewards = [state], list[Any](), list[float]()
     terminated = truncated = False
@@ -273,15 +272,10 @@ def _episode(
     )
 
 
-def _facts(
-    name: str,
-    environment: Environment,
-    parts: list[Trajectories],
-    chunks: list[Chunk],
-    seed: int,
-    version: int,
+def _scores(
+    environment: Environment, parts: list[Trajectories], chunks: list[Chunk]
 ) -> dict[str, Any]:
-    """How the set was made, and the scores that were measured on it."""
+    """Summarise the scores of all episodes, and by behaviour."""
     scores: dict[str, list[float]] = {}
     steps: dict[str, int] = {}
     for part, chunk in zip(parts, chunks, strict=True):
@@ -290,19 +284,15 @@ def _facts(
         steps[behaviour] = steps.get(behaviour, 0) + int(part.lengths.sum())
     everything = np.concatenate(list(scores.values()))
     return {
-        "name": f"{LIKE}/{name}",
-        "origin": LIKE,
-        "environment": f"{environment.gym_name}-v{version}",
-        "seed": seed,
-        "mean_score": round(float(everything.mean()), 2),
+        "mean_score": _mean(everything),
         "std_score": round(float(everything.std()), 2),
         "max_score": round(float(everything.max()), 2),
         "behaviours": {
-            name: {
-                "transitions": steps[name],
-                "episodes": len(values),
-                "score": round(float(np.mean(values)), 2),
-            }
+            name: {"transitions": steps[name], "episodes": len(values), "score": _mean(values)}
             for name, values in scores.items()
         },
     }
+
+
+def _mean(values: Any) -> float:
+    return round(float(np.mean(values)), 2)

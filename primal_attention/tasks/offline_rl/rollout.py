@@ -26,13 +26,13 @@ _EVERY, _FRAME_MS = 4, 32  # of a video: one picture in so many steps, shown so 
 
 
 class Policy(Protocol):
-    """Acts in several episodes at once, all at the same step. Tensors are those of the CPU."""
+    """Acts in several episodes at once, all at the same step; takes and gives CPU tensors."""
 
     def act(self, states: Tensor, returns_to_go: Tensor) -> Tensor:
-        """The actions [B, A] in standardised states [B, S], with scaled returns to go [B, 1]."""
+        """Choose actions [B, A] in standardised states [B, S], with scaled returns to go [B, 1]."""
 
     def keep(self, kept: Tensor) -> None:
-        """Go on with some of the episodes alone, by their indices."""
+        """Go on with only some of the episodes, by their indices."""
 
 
 class StatePolicy:
@@ -88,14 +88,14 @@ class WindowPolicy:
 
 
 def policy_of(model: DecisionModel, mode: str, context: int) -> Policy:
-    """A policy at the beginning of episodes, in one of ``MODES``."""
+    """Make a policy, in one of ``MODES``, at the beginning of episodes."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     return StatePolicy(model) if mode == "state" else WindowPolicy(model, context)
 
 
 class Trial(NamedTuple):
-    """How a policy is tried."""
+    """Settings of a roll-out."""
 
     target: float  # the return to ask for; what was earned is taken off it on the way
     episodes: int = 10
@@ -104,7 +104,7 @@ class Trial(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What came of the episodes."""
+    """Returns and lengths of the episodes."""
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
@@ -119,7 +119,7 @@ def roll_out(
     told: Callable[[int], None] = lambda step: None,
     video: Path | None = None,
 ) -> Rollout:
-    """Episodes side by side, each with a seed of its own; one that is over is left out.
+    """Act in episodes side by side, each with a seed of its own; one that is over is left out.
 
     Args:
         policy: At the beginning of as many episodes.

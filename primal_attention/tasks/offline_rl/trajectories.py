@@ -1,4 +1,4 @@
-"""Trajectories: what was seen, done and earned, episode after episode.
+"""Trajectories: states, actions and rewards, episode after episode.
 
 Letters: T transitions, E episodes, S numbers of a state, A of an action.
 """
@@ -19,7 +19,7 @@ Numbers = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """The transitions of all episodes, one after the other."""
+    """All episodes, one after the other."""
 
     states: Numbers  # [T, S]: before the action
     actions: Numbers  # [T, A]
@@ -43,18 +43,18 @@ class Trajectories:
         return np.add.reduceat(self.rewards.astype(np.float64), self.starts)
 
     def returns_to_go(self) -> NDArray[np.float64]:
-        """The sum of the rewards from each transition to the end of its episode, [T]."""
+        """Sum the rewards from each transition to the end of its episode, [T]."""
         rewards = self.rewards.astype(np.float64)
         so_far = np.cumsum(rewards)
         ends = np.cumsum(self.lengths) - 1
         return np.repeat(so_far[ends], self.lengths) - so_far + rewards
 
     def timesteps(self) -> NDArray[np.int64]:
-        """The number of each transition in its episode, from 0, [T]."""
+        """Number the transitions of each episode from 0, [T]."""
         return np.arange(len(self.rewards)) - np.repeat(self.starts, self.lengths)
 
     def episodes(self, chosen: NDArray[np.int64]) -> Trajectories:
-        """Some of the episodes, in that order."""
+        """Select episodes, in that order."""
         starts = self.starts
         kept = np.concatenate([np.arange(starts[i], starts[i] + self.lengths[i]) for i in chosen])
         final = None if self.final_states is None else self.final_states[chosen]
@@ -70,7 +70,7 @@ class Trajectories:
 
 
 def joined(parts: Sequence[Trajectories], facts: dict[str, Any] | None = None) -> Trajectories:
-    """The episodes of several, one after the other."""
+    """Join the episodes of several, one after the other."""
     names = ("states", "actions", "rewards", "lengths", "terminated")
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in names
@@ -84,18 +84,16 @@ def check_trajectories(found: Trajectories, environment: Environment, place: obj
     """Raise where they cannot be of that environment; names the file and the episode."""
     if not found.lengths.size:
         raise ValueError(f"{place} has no whole episode")
-    dims = environment.state_dim, environment.action_dim
-    for what, values, dim in (
-        ("states", found.states, dims[0]),
-        ("actions", found.actions, dims[1]),
-    ):
+    dims = {"states": environment.state_dim, "actions": environment.action_dim}
+    for what, dim in dims.items():
+        values = getattr(found, what)
         if values.ndim != 2 or values.shape[1] != dim:
             raise ValueError(
                 f"{place}: {what} of episode 0 have shape {values.shape[1:]}, those of "
                 f"{environment.gym_name} have ({dim},)"
             )
-    kinds = [found.lengths.dtype.kind, *(each.dtype.kind for each in (found.states, found.actions))]
-    if kinds != ["i", "f", "f"] or found.rewards.dtype.kind != "f":
+    arrays = (found.lengths, found.states, found.actions, found.rewards)
+    if [each.dtype.kind for each in arrays] != ["i", "f", "f", "f"]:
         raise ValueError(f"{place}: lengths are to be whole numbers, and the values decimal ones")
     if found.lengths.ndim != 1 or found.terminated.shape != found.lengths.shape:
         raise ValueError(
@@ -103,23 +101,19 @@ def check_trajectories(found: Trajectories, environment: Environment, place: obj
         )
     if found.terminated.dtype != np.bool_:
         raise ValueError(f"{place}: the flags of its episodes are {found.terminated.dtype}")
-    _check_lengths(found, environment, place)
-    total = int(found.lengths.sum())
-    sizes = {len(each) for each in (found.states, found.actions, found.rewards)}
-    if found.lengths.min() < 1 or sizes != {total} or found.rewards.ndim != 1:
-        raise ValueError(
-            f"{place}: {sorted(sizes)} states, actions and rewards for episodes of {total} steps"
-        )
-    _check_finite(found, place)
-
-
-def _check_lengths(found: Trajectories, environment: Environment, place: object) -> None:
     longest = int(found.lengths.argmax())
     if found.lengths[longest] > environment.longest:
         raise ValueError(
             f"{place}: episode {longest} has {found.lengths[longest]} steps, more than the "
             f"{environment.longest} of {environment.gym_name}; the flag of an end is missing"
         )
+    total = int(found.lengths.sum())
+    sizes = {len(each) for each in arrays[1:]}
+    if found.lengths.min() < 1 or sizes != {total} or found.rewards.ndim != 1:
+        raise ValueError(
+            f"{place}: {sorted(sizes)} states, actions and rewards for episodes of {total} steps"
+        )
+    _check_finite(found, place)
 
 
 def _check_finite(found: Trajectories, place: object) -> None:

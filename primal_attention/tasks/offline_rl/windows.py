@@ -1,4 +1,4 @@
-"""Windows of trajectories: what a Decision Transformer learns from.
+"""Windows of trajectories, the cases of a Decision Transformer.
 
 Letters: B cases, K steps of a window, T transitions, S numbers of a state, A of an action.
 """
@@ -35,7 +35,7 @@ class Windows(Cases):
     context: int = 20  # K
 
     def __getitem__(self, indices: Tensor) -> Batch:
-        """The windows that begin with those transitions."""
+        """Cut the windows that begin with those transitions."""
         steps = indices[:, None] + torch.arange(self.context, device=indices.device)
         last = self.inputs["last"][indices][:, None]
         padding, steps = steps > last, torch.minimum(steps, last)
@@ -48,20 +48,20 @@ class Windows(Cases):
         return Batch({**inputs, "token_mask": ~padding}, target)
 
     def joined(self, other: Cases) -> Cases:
-        """These windows and, after them, the others."""
+        """Append the other windows."""
         moved = {**other.inputs, "last": other.inputs["last"] + len(self)}
         both = Cases(self.inputs, self.target).joined(Cases(moved, other.target))
         return replace(self, inputs=both.inputs, target=both.target)
 
     def to(self, device: torch.device) -> Cases:
-        """The same windows on another device."""
+        """Move the windows to another device."""
         moved = Cases(self.inputs, self.target).to(device)
         return replace(self, inputs=moved.inputs, target=moved.target)
 
 
 @dataclass(frozen=True, eq=False)
 class TrajectoryEncoding:
-    """How states and returns become inputs; fitted on the episodes that are trained on."""
+    """Turns states and returns into inputs; fitted on the training episodes."""
 
     mean: NDArray[np.float64]  # [S]
     std: NDArray[np.float64]  # [S]
@@ -69,18 +69,18 @@ class TrajectoryEncoding:
 
     @classmethod
     def fit(cls, found: Trajectories) -> TrajectoryEncoding:
-        """Mean and standard deviation of each number of a state; a constant one is not scaled."""
+        """Compute mean and standard deviation of each number of a state; 1 for a constant."""
         states = found.states.astype(np.float64)
         std = states.std(axis=0)
         return cls(states.mean(axis=0), np.where(std > 1e-6, std, 1.0))
 
     def states(self, states: NDArray[Any]) -> Tensor:
-        """Standardised states [..., S]."""
+        """Standardise states [..., S]."""
         standardised = (np.asarray(states, np.float64) - self.mean) / self.std
         return torch.from_numpy(standardised.astype(np.float32))
 
     def encode(self, found: Trajectories) -> dict[str, Tensor]:
-        """The transitions as ``Windows`` holds them."""
+        """Convert transitions to what ``Windows`` holds."""
         returns = found.returns_to_go() / self.return_scale
         last = np.repeat(np.cumsum(found.lengths) - 1, found.lengths)
         return {
@@ -92,13 +92,13 @@ class TrajectoryEncoding:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists, for a checkpoint."""
+        """Return plain numbers and lists, for a checkpoint."""
         numbers = {"mean": self.mean.tolist(), "std": self.std.tolist()}
         return {**numbers, "return_scale": self.return_scale}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrajectoryEncoding:
-        """The encoding that ``to_dict`` described."""
+        """Restore what ``to_dict`` described."""
         mean, std = (np.asarray(values[key], np.float64) for key in ("mean", "std"))
         return cls(mean, std, float(values["return_scale"]))
 
@@ -108,30 +108,26 @@ def _errors(outputs: Tensor, target: Tensor) -> Tensor:
     return (outputs - target).masked_fill(target.isnan(), 0).square().mean(dim=(1, 2))
 
 
-def _real_part(target: Tensor) -> Tensor:
-    return (~target[..., 0].isnan()).double().mean(dim=1)
-
-
 ACTIONS = Goal(
     _errors,
     _errors,
     "action_mse",
     lambda mean: mean,
     higher_is_better=False,
-    weights=_real_part,
+    weights=lambda target: (~target[..., 0].isnan()).double().mean(dim=1),  # the real part
 )
 
 
 def rl_task(
     name: str, *, folder: Path | None = None, context: int = 20, valid: float = 0.05, seed: int
 ) -> Task:
-    """Actions from returns-to-go, states and the actions before, on one of ``RL_SETS``.
+    """Make a task of a set: actions from returns-to-go, states and the actions before.
 
-    Whole episodes are held out, on which the error of the actions is measured; what counts in the
+    The error of the actions is measured on whole episodes that are held out; what counts in the
     end is the return in the environment, see ``roll_out``.
 
     Args:
-        name: Of the set.
+        name: One of ``RL_SETS``.
         folder: Of its data, see ``load_rl``.
         context: Steps K of a window.
         valid: The fraction of the episodes that is held out, one at least.
@@ -148,7 +144,8 @@ def rl_task(
     held_out = min(max(1, round(valid * len(found))), len(found) - 1)
     kept, rest = found.episodes(order[held_out:]), found.episodes(order[:held_out])
     encoding = TrajectoryEncoding.fit(kept)
-    train, held = (_windows(encoding, each, context) for each in (kept, rest))
+    encoded = [encoding.encode(each) for each in (kept, rest)]
+    train, held = (Windows(inputs, inputs["actions"], context) for inputs in encoded)
     return Task(
         f"rl/{name}",
         ACTIONS,
@@ -158,8 +155,3 @@ def rl_task(
         test=held,
         encoding=encoding,
     )
-
-
-def _windows(encoding: TrajectoryEncoding, found: Trajectories, context: int) -> Windows:
-    inputs = encoding.encode(found)
-    return Windows(inputs, inputs["actions"], context)
