@@ -120,22 +120,10 @@ def _equalize(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     return torch.where(step > 0, table.gather(2, values), values).view(x.shape).to(x.dtype)
 
 
-def _invert(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    return 255 - x
-
-
 def _posterize(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     """Keep the upper 4 bits or fewer."""
     width = 2 ** (4 + (level * 4).floor())
     return (x / width).floor() * width
-
-
-def _solarize(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    return torch.where(x >= 256 - (level * 256).floor(), 255 - x, x)
-
-
-def _solarize_add(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    return torch.where(x < 128, (x + (level * 110).floor()).clamp(max=255), x)
 
 
 def _blended(without: Tensor, x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
@@ -147,18 +135,6 @@ def _blended(without: Tensor, x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
 def _grey(x: Tensor) -> Tensor:
     red, green, blue = x.unbind(1)
     return (_GREY[0] * red + _GREY[1] * green + _GREY[2] * blue)[:, None]
-
-
-def _colour(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    return _blended(_grey(x), x, level, sign)
-
-
-def _contrast(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    return _blended(_grey(x).mean((2, 3), keepdim=True).round(), x, level, sign)
-
-
-def _brightness(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    return _blended(torch.zeros_like(x), x, level, sign)
 
 
 def _sharpness(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
@@ -182,13 +158,17 @@ def _moved(x: Tensor, chosen: list[Tensor], amount: Tensor) -> Tensor:
 _COLOURS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "auto_contrast": _auto_contrast,
     "equalize": _equalize,
-    "invert": _invert,
+    "invert": lambda x, level, sign: 255 - x,
     "posterize": _posterize,
-    "solarize": _solarize,
-    "solarize_add": _solarize_add,
-    "colour": _colour,
-    "contrast": _contrast,
-    "brightness": _brightness,
+    "solarize": lambda x, level, sign: torch.where(x >= 256 - (level * 256).floor(), 255 - x, x),
+    "solarize_add": lambda x, level, sign: torch.where(
+        x < 128, (x + (level * 110).floor()).clamp(max=255), x
+    ),
+    "colour": lambda x, *strength: _blended(_grey(x), x, *strength),
+    "contrast": lambda x, *strength: _blended(
+        _grey(x).mean((2, 3), keepdim=True).round(), x, *strength
+    ),
+    "brightness": lambda x, *strength: _blended(torch.zeros_like(x), x, *strength),
     "sharpness": _sharpness,
 }
 _MOVES: dict[str, float] = {  # at the largest level; shifts as on an axis from -1 to 1

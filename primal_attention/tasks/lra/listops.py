@@ -73,7 +73,7 @@ class Trees(NamedTuple):
 
 
 def make_trees(settings: ListOpsSettings, seed: int, chunk: int, num: int) -> Trees:
-    """The trees of a chunk of the endless row of trees that the seed stands for."""
+    """Make the trees of a chunk of the endless row of trees that the seed stands for."""
     rng = np.random.default_rng([seed, chunk])
     blocks: list[Trees] = []
     while sum(len(block.values) for block in blocks) < num:
@@ -83,7 +83,7 @@ def make_trees(settings: ListOpsSettings, seed: int, chunk: int, num: int) -> Tr
 
 
 def _grown(rng: np.random.Generator, settings: ListOpsSettings) -> list[Level]:
-    """The shapes of the trees of a block that have a length to be kept.
+    """Grow the shapes of a block of trees, and keep those of the right length.
 
     All roots are operators: a digit would be too short to be kept.
     """
@@ -101,13 +101,13 @@ def _grown(rng: np.random.Generator, settings: ListOpsSettings) -> list[Level]:
 
 
 def _only(level: Level, kept: NDArray[np.bool_]) -> Level:
-    """The nodes of the trees that are kept, and these counted from 0 on."""
+    """Keep the nodes of some trees, and number these from 0 on."""
     number, here = kept.cumsum() - 1, kept[level.tree]
     return Level(number[level.tree[here]], level.num_args[here])
 
 
 def _written(rng: np.random.Generator, levels: list[Level]) -> Trees:
-    """Digits and operators for shapes, the text, and the value."""
+    """Draw digits and operators for shapes; write the texts, compute the values."""
     drawn = [rng.integers(10, size=len(level.tree)) for level in levels]
     operators = [rng.integers(len(OPERATORS), size=len(level.tree)) for level in levels]
     lengths, values = _lengths(levels), _values(levels, drawn, operators)
@@ -126,7 +126,7 @@ def _written(rng: np.random.Generator, levels: list[Level]) -> Trees:
 
 
 def _lengths(levels: list[Level]) -> list[Ints]:
-    """How many symbols each node is written with, by level."""
+    """Count the symbols that each node is written with, by level."""
     lengths = [np.ones(len(level.tree), dtype=np.int64) for level in levels]
     for depth in reversed(range(len(levels) - 1)):
         upto = np.concatenate([[0], lengths[depth + 1].cumsum()])
@@ -136,7 +136,7 @@ def _lengths(levels: list[Level]) -> list[Ints]:
 
 
 def _starts(level: Level, start: Ints, lengths: Ints) -> Ints:
-    """Where the arguments of the nodes begin, one after the other behind the operator."""
+    """Place the arguments of the nodes, one after the other behind the operator."""
     before = np.concatenate([[0], lengths.cumsum()])[:-1]
     owner = np.arange(len(level.tree)).repeat(level.num_args)
     starts: Ints = start[owner] + 1 + before - before[level.first_arg[owner]]
@@ -144,7 +144,7 @@ def _starts(level: Level, start: Ints, lengths: Ints) -> Ints:
 
 
 def _values(levels: list[Level], digits: list[Ints], operators: list[Ints]) -> Ints:
-    """The values of the roots, from the deepest level up."""
+    """Compute the values of the roots, from the deepest level up."""
     values = digits[-1]
     for depth in reversed(range(len(levels) - 1)):
         is_operator = levels[depth].num_args > 0
@@ -160,7 +160,7 @@ def _values(levels: list[Level], digits: list[Ints], operators: list[Ints]) -> I
 
 
 def _results(args: Ints, first: Ints, num_args: Ints) -> Ints:
-    """What each operator makes of its arguments, in the order of ``OPERATORS``, [4, n].
+    """Apply each operator to its arguments, in the order of ``OPERATORS``, [4, n].
 
     The median of an even number of digits is the mean of the middle two, rounded down.
     """
@@ -180,7 +180,7 @@ def generate_listops(in_chunks: InChunks, *, sizes: PartSizes = SIZES, seed: int
         seed: Of the trees.
     """
     settings, num = ListOpsSettings(), sum(sizes)
-    make = partial(_chunk, settings, seed)
+    make = partial(make_trees, settings, seed, num=CHUNK)
     shapes = (CHUNK, NUM_TOKENS), (CHUNK,)
     num_chunks = -(-num // CHUNK)
     while True:
@@ -192,22 +192,18 @@ def generate_listops(in_chunks: InChunks, *, sizes: PartSizes = SIZES, seed: int
     return Prepared("listops", sizes, trees.tokens[:num], trees.values[:num], facts=facts)
 
 
-def _chunk(settings: ListOpsSettings, seed: int, index: int) -> Trees:
-    return make_trees(settings, seed, index, CHUNK)
-
-
 def _different(chunks: Iterable[Trees]) -> Trees:
-    """The trees of all chunks, each once."""
+    """Join the trees of all chunks, each once."""
     tokens, values = (np.concatenate(each) for each in zip(*chunks, strict=True))
     digests = [hashlib.blake2b(row, digest_size=16).digest() for row in tokens]
     first = sorted({digest: i for i, digest in reversed(list(enumerate(digests)))}.values())
-    return (
-        Trees(tokens[first], values[first]) if len(first) < len(values) else Trees(tokens, values)
-    )
+    if len(first) == len(values):  # the usual case, without a copy
+        return Trees(tokens, values)
+    return Trees(tokens[first], values[first])
 
 
 def read_listops(folder: Path) -> Prepared:
-    """The trees of the three original files."""
+    """Read the trees of the three original files."""
     parts = [_read_tsv(folder / name) for name in FILES]
     tokens, values = (np.concatenate(each) for each in zip(*parts, strict=True))
     sizes = PartSizes(*(len(part.values) for part in parts))
@@ -215,7 +211,7 @@ def read_listops(folder: Path) -> Prepared:
 
 
 def _read_tsv(path: Path) -> Trees:
-    """The trees of one file; what is longer than 2,000 symbols is cut."""
+    """Read the trees of one file; what is longer than 2,000 symbols is cut."""
     rows: list[NDArray[np.uint8]] = []
     values: list[int] = []
     file_size(path)
@@ -232,22 +228,18 @@ def _read_tsv(path: Path) -> Trees:
             if len(columns) != 2:
                 raise ValueError(f"line {number} has {len(columns)} columns, not Source and Target")
             rows.append(_tokens(columns[0], number))
-            values.append(_digit(columns[1], number))
+            if columns[1] not in tuple("0123456789"):
+                raise ValueError(f"line {number}: Target must be a digit, got {columns[1][:20]!r}")
+            values.append(int(columns[1]))
         if not rows:
             raise ValueError("it has no tree")
     return Trees(np.stack(rows), np.array(values, dtype=np.uint8))
 
 
 def _tokens(source: str, line: int) -> NDArray[np.uint8]:
-    """The ids of a text, padded."""
+    """Encode a text, padded."""
     symbols = source.replace("(", " ").replace(")", " ").split(maxsplit=LONGEST)[:LONGEST]
     if unknown := [symbol for symbol in symbols if symbol not in IDS]:
         raise ValueError(f"line {line} has {unknown[0][:20]!r}, which is no symbol of ListOps")
     ids = [IDS[symbol] for symbol in symbols]
     return np.array(ids + [0] * (NUM_TOKENS - len(ids)), dtype=np.uint8)
-
-
-def _digit(value: str, line: int) -> int:
-    if value not in tuple("0123456789"):
-        raise ValueError(f"line {line}: Target must be a digit, got {value[:20]!r}")
-    return int(value)

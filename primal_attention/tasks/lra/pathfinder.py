@@ -118,7 +118,7 @@ class Paddle:
     solid: Floats  # and how solid
 
     def footprint(self, reach: int) -> Ints | None:
-        """Where the ground is solid, as offsets [points, 2] of at most ``reach`` pixels.
+        """Find where the ground is solid, as offsets [points, 2] of at most ``reach`` pixels.
 
         The offsets are one pixel too far down and right: so they are in the original. There, a
         seed whose footprint can lie beyond a corner of the image finds no place at all: None.
@@ -132,7 +132,7 @@ class Paddle:
 
 @dataclass(frozen=True, eq=False)
 class Paddles:
-    """All there is to know to grow a snake, by the direction of its last paddle.
+    """Lookup tables to grow a snake, by the direction of its last paddle.
 
     The first 360 directions are those of a seed, in degrees; the others lead to the ends. A place
     is one number, row times ``side`` plus column, in an image with a border around it; ways down
@@ -152,22 +152,23 @@ class Paddles:
     around: Ways  # from the first seed to the second, by direction
 
     def place(self, pixel: Pixel) -> int:
-        """The place of a pixel of the image."""
+        """Return the place of a pixel of the image."""
         return (pixel[0] + self.border) * self.side + pixel[1] + self.border
 
     def pixel(self, place: int) -> Pixel:
-        """The row and column of a place."""
+        """Return the row and column of a place."""
         row, column = divmod(place, self.side)
         return row - self.border, column - self.border
 
 
 @lru_cache(maxsize=16)
 def paddles(settings: PathfinderSettings, margin: int) -> Paddles:
-    """The paddles of images with these settings."""
+    """Draw the paddles of images with these settings."""
     reach = settings.paddle_length + margin
     border = 2 * reach + math.ceil(settings.paddle_thickness) + margin + 1
     way = np.array([settings.size + 2 * border, 1])  # of a pixel down, and right
-    ends = _circle(reach)
+    walked = reach * _unit(np.arange(0.0, 2 * math.pi, 1 / reach))  # a circle in steps of a pixel
+    ends = np.unique(np.floor(np.round(walked, 9)).astype(np.int64), axis=0)
     to_ends = np.arctan2(ends[:, 0], ends[:, 1])
     of_seeds = np.arange(-DEGREES // 2, DEGREES // 2) * math.pi / 180
     directions = np.concatenate([of_seeds, to_ends])
@@ -188,24 +189,16 @@ def paddles(settings: PathfinderSettings, margin: int) -> Paddles:
 
 
 def _unit(directions: Any) -> Floats:
-    """A step of length one, down and right, [..., 2]."""
+    """Return steps of length one, down and right, [..., 2]."""
     return np.stack([np.sin(directions), np.cos(directions)], axis=-1)
 
 
 def _turned(directions: Floats) -> Floats:
-    """The opposite directions."""
     return np.where(directions < 0, directions + math.pi, directions - math.pi)
 
 
-def _circle(radius: int) -> Ints:
-    """The pixels, relative to the middle, of a circle that is walked in steps of one pixel."""
-    angles = np.arange(0.0, 2 * math.pi, 1 / radius)
-    points = np.round(radius * _unit(angles), 9)
-    return np.unique(np.floor(points).astype(np.int64), axis=0)
-
-
 def _likely(directions: Floats, to_ends: Floats, continuity: float) -> Floats:
-    """The squared cosine of the turn times the continuity, zero from a right angle on."""
+    """Square the cosine of the turn times the continuity, zero from a right angle on."""
     turns = np.abs(to_ends[None, :] - directions[:, None])
     turns = np.minimum(turns, 2 * math.pi - turns)
     likely: Floats = np.cos(np.minimum(continuity * turns, math.pi / 2)) ** 2
@@ -233,7 +226,7 @@ def _paddle(settings: PathfinderSettings, margin: int, direction: float, way: In
 
 
 def _line(side: int, down: int, right: int, width: int) -> Floats:
-    """A line from the middle of a square, one or more pixels wide, both ends included."""
+    """Draw a line from the middle of a square, one or more pixels wide, both ends included."""
     image = np.zeros((side, side))
     if width == 1:
         longer = max(abs(down), abs(right))
@@ -246,7 +239,7 @@ def _line(side: int, down: int, right: int, width: int) -> Floats:
 
 
 def _bar(y: Ints, x: Ints, down: int, right: int, width: int) -> NDArray[np.bool_]:
-    """The pixels of a bar whose corners are pixels; of a row, those at most half a pixel off."""
+    """Mark the pixels of a bar whose corners are pixels; in a row, at most half a pixel off."""
     sides = (width // 2, (width - 1) // 2)  # an even width is wider on one side
     to_left, to_right = sides if abs(down) <= abs(right) else sides[::-1]
     aside = np.array([right, -down]) / math.hypot(down, right)
@@ -263,19 +256,19 @@ def _bar(y: Ints, x: Ints, down: int, right: int, width: int) -> NDArray[np.bool
 
 
 def _half_away(values: Floats) -> Ints:
-    """The nearest integers, of two the one farther from zero."""
+    """Round to the nearest integers, halves away from zero."""
     nearest: Ints = np.copysign(np.floor(np.abs(values) + 0.5), values).astype(np.int64)
     return nearest
 
 
 def _coordinates(side: int, middle: int) -> tuple[Ints, Ints]:
-    """Rows [side, 1] and columns [1, side] of a square, counted from the middle."""
+    """Number rows [side, 1] and columns [1, side] of a square from the middle."""
     places = np.arange(side) - middle
     return places[:, None], places[None, :]
 
 
 def grown(image: Floats, radius: int) -> Floats:
-    """The highest value within the radius of each pixel."""
+    """Take the highest value within the radius of each pixel."""
     padded, result = np.pad(image, radius), image.copy()
     height, width = image.shape
     for down in range(-radius, radius + 1):
@@ -287,7 +280,7 @@ def grown(image: Floats, radius: int) -> Floats:
 
 
 def shrunk(image: Floats, side: int) -> Floats:
-    """A square image at another size by Lanczos' filter, in 256 levels from 0 to 1."""
+    """Resize a square image by Lanczos' filter, in 256 levels from 0 to 1."""
     filter_ = _lanczos(len(image), side)
     return _quantised(filter_ @ _quantised(image @ filter_.T))
 
@@ -298,7 +291,7 @@ def _quantised(image: Floats) -> Floats:
 
 @lru_cache(maxsize=64)
 def _lanczos(size: int, side: int) -> Floats:
-    """The matrix [side, size] of Lanczos' filter with three lobes, stretched to shrink by."""
+    """Make the matrix [side, size] of Lanczos' filter with three lobes, stretched to shrink."""
     stretch = size / side
     middles = (np.arange(side) + 0.5) * stretch
     distances = (np.arange(size)[None, :] + 0.5 - middles[:, None]) / stretch
@@ -309,7 +302,7 @@ def _lanczos(size: int, side: int) -> Floats:
 
 @lru_cache(maxsize=16)
 def marker(settings: PathfinderSettings) -> Floats:
-    """A disc around its middle, with room for the ripples of the filter."""
+    """Draw a disc around its middle, with room for the ripples of the filter."""
     radius, scale = math.ceil(settings.marker_radius) + 4, settings.antialias
     y, x = _coordinates((2 * radius + 1) * scale, radius * scale)
     disc = (y**2 + x**2 <= (settings.marker_radius * scale) ** 2).astype(np.float64)
@@ -335,7 +328,7 @@ class Snake(NamedTuple):
 
 
 def draw_scene(settings: PathfinderSettings, seed: int, index: int) -> Scene:
-    """The image of that index, of the endless row of images that the seed stands for."""
+    """Draw the image of an index in the endless row of images that the seed stands for."""
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
     label, margin = int(rng.integers(2)), int(rng.choice(settings.paddle_margins))
     table = paddles(settings, margin)
@@ -348,12 +341,15 @@ def draw_scene(settings: PathfinderSettings, seed: int, index: int) -> Scene:
     second = first if label else 1 - first
     markers = snakes[first].parts[0][0], snakes[second].parts[-1][0]
     image = np.zeros((table.side, table.side))
-    _draw_snakes(image, snakes, settings.snake_contrast * settings.paddle_contrast)
-    _draw_snakes(image, distractors, settings.snake_contrast)
+    contrasts = (settings.snake_contrast * settings.paddle_contrast, settings.snake_contrast)
+    for drawn, contrast in zip((snakes, distractors), contrasts, strict=True):
+        for place, paddle in (part for snake in drawn for part in snake.parts):
+            _draw(image, place, contrast * paddle.line)
     for place in markers:
         _draw(image, place, marker(settings))
+    inside = image[table.border : -table.border, table.border : -table.border]
     return Scene(
-        _levels(image[table.border : -table.border, table.border : -table.border]),
+        (255 * inside / inside.max() + 0.5).astype(np.uint8),  # the brightest pixel at 255
         label,
         (table.pixel(markers[0]), table.pixel(markers[1])),
         tuple(tuple(table.pixel(place) for place, _ in snake.parts) for snake in snakes),
@@ -364,7 +360,7 @@ def draw_scene(settings: PathfinderSettings, seed: int, index: int) -> Scene:
 def draw_images(
     settings: PathfinderSettings, seed: int, first: int, num: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images from an index on as rows of pixels [num, size²], and their labels [num]."""
+    """Draw images from an index on as rows of pixels [num, size²], and their labels [num]."""
     tokens = np.empty((num, settings.size**2), dtype=np.uint8)
     labels = np.empty(num, dtype=np.uint8)
     for row in range(num):
@@ -374,7 +370,7 @@ def draw_images(
 
 
 def _empty(settings: PathfinderSettings, margin: int, table: Paddles) -> Floats:
-    """How free the ground is, [2, side, side]: by itself, and with a margin around each pixel.
+    """Make free ground, [2, side, side]: by itself, and with a margin around each pixel.
 
     Beyond the image the first is free, for paddles at the edge, and the second is not.
     """
@@ -390,7 +386,7 @@ def _empty(settings: PathfinderSettings, margin: int, table: Paddles) -> Floats:
 def _two_snakes(
     settings: PathfinderSettings, table: Paddles, empty: Floats, rng: np.random.Generator
 ) -> tuple[Floats, list[Snake]] | None:
-    """What ground both long snakes leave, and these, grown in turns; None where one is stuck."""
+    """Grow both long snakes in turns; return the free ground too, None where one is stuck."""
     tail = _first_tail(settings, table, direction := _any(rng, DEGREES), rng)
     if tail is None:
         return None
@@ -411,7 +407,7 @@ def _two_snakes(
 def _first_tail(
     settings: PathfinderSettings, table: Paddles, direction: int, rng: np.random.Generator
 ) -> Pixel | None:
-    """A pixel where the first seed stays within the middle of the image; None without any."""
+    """Draw a pixel where the first seed stays within the middle; None without any."""
     footprint, edge = table.footprints[direction], 2 * settings.seed_distance
     if footprint is None:
         return None
@@ -423,24 +419,24 @@ def _first_tail(
 
 
 def _any(rng: np.random.Generator, num: int) -> int:
-    """A number below ``num``; quicker than ``integers``."""
+    """Draw a number below ``num``; quicker than ``integers``."""
     return int(rng.random() * num)
 
 
 def _seed(table: Paddles, tail: Pixel, direction: int) -> Snake:
-    """A snake of one paddle."""
+    """Begin a snake of one paddle."""
     head = _ahead(tail, table.to_head[direction])
     pivot = _ahead(head, table.to_pivot[direction])
     return Snake(pivot, direction, ((table.place(tail), table.seeds[direction]),))
 
 
 def _ahead(pixel: Pixel, way: tuple[float, float]) -> Pixel:
-    """The pixel that a way leads to, rounded up; errors of the sum count, as in the original."""
+    """Follow a way and round up; errors of the sum count, as in the original."""
     return math.ceil(pixel[0] + way[0]), math.ceil(pixel[1] + way[1])
 
 
 def _extended(table: Paddles, free: Floats, snake: Snake, rng: np.random.Generator) -> Snake | None:
-    """The snake with one more paddle; the ground of the one before is taken."""
+    """Add a paddle to a snake; the ground of the one before is taken."""
     pivot = _ahead(snake.pivot, table.step[snake.direction])
     place = table.place(pivot)
     likely = table.likely[snake.direction] * free[1].take(table.ends + place)
@@ -464,7 +460,7 @@ def _take(free: Floats, snake: Snake) -> None:
 
 
 def _window(layers: Floats, place: int, side: int) -> Floats:
-    """The square around a place, in each layer [..., side, side]."""
+    """View the square around a place, in each layer [..., side, side]."""
     row, column = divmod(place, layers.shape[-1])
     top, left = row - side // 2, column - side // 2
     view: Floats = layers[..., top : top + side, left : left + side]
@@ -474,7 +470,7 @@ def _window(layers: Floats, place: int, side: int) -> Floats:
 def _distractors(
     settings: PathfinderSettings, table: Paddles, free: Floats, rng: np.random.Generator
 ) -> Iterator[Snake]:
-    """Short snakes on ground that is free; one that finds no place in some trials is left out."""
+    """Grow short snakes on free ground; one that finds no place in some trials is left out."""
     for _ in range(settings.num_distractors):
         for _ in range(DISTRACTOR_TRIALS):
             left = free.copy()
@@ -488,7 +484,7 @@ def _distractors(
 def _distractor(
     settings: PathfinderSettings, table: Paddles, free: Floats, rng: np.random.Generator
 ) -> Snake | None:
-    """One more short snake, which takes its ground; None where it is stuck."""
+    """Grow a short snake, which takes its ground; None where it is stuck."""
     direction = _any(rng, DEGREES)
     tails = _free_tails(free[0], table, direction)
     if not len(tails):
@@ -505,7 +501,7 @@ def _distractor(
 
 
 def _free_tails(free: Floats, table: Paddles, direction: int) -> Ints:
-    """The pixels where a seed of that direction finds free ground, [pixels, 2]."""
+    """List the pixels where a seed of that direction finds free ground, [pixels, 2]."""
     footprint, border = table.footprints[direction], table.border
     size = table.side - 2 * border
     taken = np.ones(free.shape, dtype=bool)
@@ -519,19 +515,7 @@ def _free_tails(free: Floats, table: Paddles, direction: int) -> Ints:
     return np.argwhere(~blocked)
 
 
-def _draw_snakes(image: Floats, snakes: list[Snake], contrast: float) -> None:
-    for snake in snakes:
-        for place, paddle in snake.parts:
-            _draw(image, place, contrast * paddle.line)
-
-
 def _draw(image: Floats, place: int, picture: Floats) -> None:
     """Draw a picture around a place, over what is darker."""
     view = _window(image, place, len(picture))
     np.maximum(view, picture, out=view)
-
-
-def _levels(image: Floats) -> NDArray[np.uint8]:
-    """The image in 256 levels, its brightest pixel at 255."""
-    levels: NDArray[np.uint8] = (255 * image / image.max() + 0.5).astype(np.uint8)
-    return levels

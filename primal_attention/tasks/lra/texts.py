@@ -108,8 +108,11 @@ def read_retrieval_imdb(folder: Path, *, sizes: PartSizes = FILM_PAIRS, seed: in
         seed: Of the pairs and of the films that are held out.
     """
     rng = np.random.default_rng(seed)
-    train, test = _different(*(list(filmed_reviews(folder, part)) for part in ("train", "test")))
-    train, valid = _films_apart(train, rng)
+    both, test = _different(*(list(filmed_reviews(folder, part)) for part in ("train", "test")))
+    films = sorted({review.film for review in both})
+    held_out = set(rng.permutation(films)[: round(VALID_FILMS * len(films))].tolist())
+    train = [review for review in both if review.film not in held_out]
+    valid = [review for review in both if review.film in held_out]
     parts = (train, valid, test)
     first_rows = np.cumsum([0, len(train), len(valid)])
     with reading(folder, "enough to draw pairs from", "get it whole, or ask for smaller sizes"):
@@ -134,26 +137,10 @@ def _different(train: list[Filmed], test: list[Filmed]) -> tuple[list[Filmed], l
         films.setdefault(text, set()).add(film)
     of_train = {review.film for review in train}
     clear = {text for text, named in films.items() if len(named) == 1}
-    return (
-        [review for review in dict.fromkeys(train) if review.text in clear],
-        [
-            review
-            for review in dict.fromkeys(test)
-            if review.text in clear and review.film not in of_train
-        ],
+    train, test = (
+        [each for each in dict.fromkeys(part) if each.text in clear] for part in (train, test)
     )
-
-
-def _films_apart(
-    train: list[Filmed], rng: np.random.Generator
-) -> tuple[list[Filmed], list[Filmed]]:
-    """Hold out the reviews of some films."""
-    films = sorted({review.film for review in train})
-    held_out = set(rng.permutation(films)[: round(VALID_FILMS * len(films))].tolist())
-    return (
-        [review for review in train if review.film not in held_out],
-        [review for review in train if review.film in held_out],
-    )
+    return train, [each for each in test if each.film not in of_train]
 
 
 def _pairs(part: list[Filmed], num: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
