@@ -21,8 +21,8 @@ from lightning_fabric import Fabric
 
 from primal_attention.tasks import CLASSIFICATION, Cases, Sizes, Task
 from primal_attention.training import Watcher, find_recipe, launch
-from primal_attention.training.loop import Run, device_name
-from primal_attention.training.progress import Saving
+from primal_attention.training.devices import device_name
+from primal_attention.training.loop import Run, Saving
 from primal_attention.training.results import current_commit
 
 #   Training cases, tokens, channels and classes of the sets; the values do not matter to the time.

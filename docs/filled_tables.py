@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primal_attention.training.intervals import Estimate
-from primal_attention.training.results import read_rows
+from primal_attention.training.results import Estimate, read_rows
 from primal_attention.training.tables import (
     EXPECTED,
     PRINTED,

@@ -113,8 +113,8 @@ def measure_one(measure: Measure, runs: Path, commit: str, recipe: Recipe) -> di
     """The rows of one run by file, in a process of its own."""
     import torch
 
-    from primal_attention.cli.trained import load_trained
     from primal_attention.training import task_of
+    from primal_attention.training.model_factory import load_trained
 
     torch.set_num_threads(1)
     model = load_trained(directory_of(runs, recipe)).model

@@ -13,9 +13,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from primal_attention.tasks.offline_rl import Trial, environment_of
-from primal_attention.training.loop import BEST
-from primal_attention.training.policies import MORE, missing_rows, read_policies
+from primal_attention.training.checkpoint import BEST
 from primal_attention.training.results import Row, add_rows, current_commit, read_rows
+from primal_attention.training.rollouts import MORE, missing_rows, read_policies
 
 PACKED = "*.policy.safetensors"
 

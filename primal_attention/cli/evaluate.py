@@ -8,11 +8,11 @@ import numpy as np
 
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.runs import load_task
-from primal_attention.cli.trained import Trained, load_trained
 from primal_attention.tasks import Cases, Encoding, SeriesEncoding, Task
 from primal_attention.training import finish, launch
 from primal_attention.training.evaluation import Evaluation
 from primal_attention.training.evaluation import evaluate as evaluate_cases
+from primal_attention.training.model_factory import Trained, load_trained
 from primal_attention.training.recipe import nearest
 
 if TYPE_CHECKING:

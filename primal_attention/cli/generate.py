@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 
 from primal_attention.cli.mistakes import naming
-from primal_attention.cli.trained import Trained, load_trained
 from primal_attention.models import LanguageModel
 from primal_attention.tasks.language import EOS, UNK
+from primal_attention.training.model_factory import Trained, load_trained
 
 if TYPE_CHECKING:
     from typer import Typer

@@ -13,10 +13,10 @@ from torch import Tensor
 from primal_attention.array_files import read_array
 from primal_attention.atomic_files import write_text
 from primal_attention.cli.mistakes import naming
-from primal_attention.cli.trained import Trained, load_trained
 from primal_attention.foreign_files import file_size, reading
 from primal_attention.tasks import Series, SeriesEncoding
 from primal_attention.tasks.ts_files import read_ts
+from primal_attention.training.model_factory import Trained, load_trained
 
 if TYPE_CHECKING:
     from typer import Typer

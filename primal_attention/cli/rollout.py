@@ -10,9 +10,9 @@ from primal_attention.cli.mistakes import naming
 from primal_attention.tasks.offline_rl import MODES, Trial, environment_of
 from primal_attention.tasks.offline_rl.environments import VERSIONS, package
 from primal_attention.training.devices import launch
-from primal_attention.training.policies import MORE, Told, missing_rows, read_policies
 from primal_attention.training.recipe import nearest
 from primal_attention.training.results import Row, add_rows, current_commit, read_rows
+from primal_attention.training.rollouts import MORE, Told, missing_rows, read_policies
 
 if TYPE_CHECKING:
     from typer import Typer

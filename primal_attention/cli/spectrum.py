@@ -22,8 +22,8 @@ from primal_attention.atomic_files import write_text
 from primal_attention.cli.evaluate import SPLITS
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.runs import load_task
-from primal_attention.cli.trained import Trained, load_trained
 from primal_attention.tasks import Cases
+from primal_attention.training.model_factory import Trained, load_trained
 from primal_attention.training.recipe import nearest
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from primal_attention.atomic_files import write_text
 from primal_attention.cli.mistakes import naming
-from primal_attention.training.intervals import Estimate
 from primal_attention.training.recipe import nearest
-from primal_attention.training.results import Row, read_rows
+from primal_attention.training.results import Estimate, Row, read_rows
 from primal_attention.training.tables import (
     PRINTED,
     RESULTS,

@@ -13,8 +13,8 @@ from primal_attention.atomic_files import UnreadableFileError
 from primal_attention.cli.mistakes import naming
 from primal_attention.cli.runs import check_directory, check_model, load_task, recipe_of
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
+from primal_attention.training.checkpoint import BEST, LAST
 from primal_attention.training.devices import LostPeerError, from_first, with_peers
-from primal_attention.training.loop import BEST, LAST
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import add_rows, current_commit, read_rows, row_of
 from primal_attention.training.run_directory import RESULT, directory_of

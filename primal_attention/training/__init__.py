@@ -1,14 +1,14 @@
 """Training: domains, recipes, the loop, checkpoints."""
 
 from primal_attention.training.devices import finish, launch
-from primal_attention.training.display import progress_bar
 from primal_attention.training.domains import DOMAINS, find_domain, find_recipe, task_of
 from primal_attention.training.domains.domain import Domain
 from primal_attention.training.loop import train
 from primal_attention.training.model_factory import build_model, trained_model
-from primal_attention.training.progress import Outcome, Watcher
+from primal_attention.training.outcome import Outcome
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.run_directory import read_outcome, train_in
+from primal_attention.training.watchers import Watcher, progress_bar
 
 __all__ = [
     "DOMAINS",

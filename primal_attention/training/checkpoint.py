@@ -16,6 +16,7 @@ from torch import Tensor
 
 from primal_attention.atomic_files import REMEDY, UnreadableFileError, replacing
 
+LAST, BEST = "last.safetensors", "best.safetensors"  # of a run directory
 FORMAT = "primal-attention 2"
 _WITHOUT_CHECKSUM = "primal-attention 1"
 _KEYS = {FORMAT: {"format", "facts", "sha256"}, _WITHOUT_CHECKSUM: {"format", "facts"}}

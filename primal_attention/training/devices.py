@@ -12,6 +12,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -180,6 +181,11 @@ def mean_over_processes(fabric: Fabric, tensor: Tensor) -> Tensor:
     mean = fabric.all_reduce(tensor, reduce_op="mean")
     assert isinstance(mean, Tensor)
     return mean
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the card, or cpu."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _sharding() -> Any:

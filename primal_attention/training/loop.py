@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,37 +21,48 @@ from torch import Tensor
 from primal_attention.atomic_files import fitting, holding, remove_unfinished, writing_to
 from primal_attention.state_dicts import check_fit
 from primal_attention.tasks import Cases, Task
+from primal_attention.training.batch_plan import Plan, set_seed
 from primal_attention.training.checkpoint import (
+    BEST,
+    LAST,
     Checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
 from primal_attention.training.devices import (
     check_precision,
+    device_name,
     from_first,
     mean_over_processes,
     with_peers,
 )
 from primal_attention.training.evaluation import Evaluation, evaluate
-from primal_attention.training.model_factory import build_model, build_optimizer
-from primal_attention.training.order import Plan, set_seed
-from primal_attention.training.progress import Entry, OutOfTimeError, Progress, Saving, Watcher
-from primal_attention.training.progress import Outcome as Outcome
+from primal_attention.training.model_factory import build_model
+from primal_attention.training.optimizers import build_optimizer
+from primal_attention.training.outcome import Entry, Outcome, OutOfTimeError, Progress
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.schedules import lr_factor
-from primal_attention.training.step import Step, can_replay
-from primal_attention.training.weights import (
+from primal_attention.training.sharded_state import (
     check_optimizer,
     gather_model,
     gather_optimizer,
     load_model,
     load_optimizer,
 )
+from primal_attention.training.step import Step, can_replay
+from primal_attention.training.watchers import Watcher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-LAST, BEST, REFIT = "last.safetensors", "best.safetensors", "refit"
+REFIT = "refit"
+
+
+class Saving(NamedTuple):
+    """When a run is saved: every so many seconds, and when its time is over."""
+
+    every: float
+    until: float
 
 
 def train(
@@ -349,8 +360,3 @@ def _check_cases(task: Task) -> None:
     for name, cases in (("train", task.train), ("valid", task.valid), ("test", task.test)):
         if not len(cases):
             raise ValueError(f"the task {task.name} has no case in {name}")
-
-
-def device_name(device: torch.device) -> str:
-    """The card, or cpu."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

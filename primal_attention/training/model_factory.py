@@ -1,31 +1,20 @@
-"""Build the model and the optimiser of a recipe."""
+"""Build the model of a recipe, new or trained."""
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from primal_attention.atomic_files import fitting
 from primal_attention.attention.primal.statistics import KSVDLayer
 from primal_attention.state_dicts import check_fit
-from primal_attention.tasks import Sizes
-from primal_attention.training.domains import DOMAINS
+from primal_attention.tasks import SeriesEncoding, Sizes
+from primal_attention.training.checkpoint import BEST, read_checkpoint
+from primal_attention.training.domains import DOMAINS, acts
 from primal_attention.training.domains.sequences import build_sequence_model
-from primal_attention.training.radam import LeanRAdam
 from primal_attention.training.recipe import Recipe
-
-_OPTIMIZERS: dict[str, Any] = {
-    "radam": torch.optim.RAdam,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-_REPLAYED: dict[str, Any] = {  # on a GPU, with few passes over the parameters
-    "radam": LeanRAdam,
-    "adam": partial(torch.optim.Adam, fused=True),
-    "adamw": partial(torch.optim.AdamW, fused=True),
-}
 
 
 def build_model(recipe: Recipe, sizes: Sizes) -> Any:
@@ -44,7 +33,7 @@ def build_model(recipe: Recipe, sizes: Sizes) -> Any:
 
 
 def trained_model(recipe: Recipe, sizes: Sizes, tensors: Mapping[str, Tensor]) -> Any:
-    """The model of a recipe with trained weights, on the CPU, in evaluation mode.
+    """Build the model of a recipe with trained weights, on the CPU, in evaluation mode.
 
     Raises:
         ValueError: The weights are of another model. Nothing of its size was allocated.
@@ -76,28 +65,39 @@ def freeze_objective(model: nn.Module) -> None:
                 parameter.requires_grad_(False)
 
 
-def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = False) -> Optimizer:
-    """The optimiser of a recipe over the parameters that are not frozen.
+class Trained(NamedTuple):
+    """A trained model and what it takes to use it: the content of ``best.safetensors``."""
 
-    No weight decay pulls at those that a model names, ``undecayed()``, nor at Lambda, whose zero is
-    no smaller model: softplus(0) is 0.69.
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    undecayed: Any = getattr(model, "undecayed", list)
-    spared = {id(each) for each in undecayed()}
-    if recipe.optim.weight_decay:
-        layers = (each for each in model.modules() if isinstance(each, KSVDLayer))
-        spared |= {id(layer.raw_lambda) for layer in layers if layer.raw_lambda.requires_grad}
-    groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
-    if spared:
-        groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})
-    settings = {
-        "lr": recipe.optim.lr,
-        "weight_decay": recipe.optim.weight_decay,
-        "betas": (0.9, recipe.optim.adam_beta2),
-        "eps": recipe.optim.adam_eps,
-        "capturable": capturable,
-    }
-    kinds = _REPLAYED if capturable else _OPTIMIZERS
-    optimizer: Optimizer = kinds[recipe.optim.optimizer](groups, **settings)
-    return optimizer
+    recipe: Recipe
+    model: nn.Module
+    sizes: Sizes
+    labels: tuple[str, ...]
+    encoding: SeriesEncoding | None  # None where tokens are symbols
+
+
+def load_trained(path: Path) -> Trained:
+    """Load the model of a checkpoint or of a run directory, on the CPU, in evaluation mode."""
+    path = path / BEST if path.is_dir() else path
+    checkpoint = read_checkpoint(path)
+    facts = checkpoint.facts
+    missing = {"recipe", "sizes", "labels", "encoding"} - facts.keys()
+    if missing:
+        what = ", ".join(sorted(missing))
+        raise ValueError(f"{path} lacks {what}; give the {BEST} of a run directory")
+    with fitting(path, "the checkpoint of a model"):
+        recipe, sizes = Recipe.from_json(facts["recipe"]), Sizes(**facts["sizes"])
+        encoding = None
+        if facts["encoding"] and not acts(recipe):
+            encoding = SeriesEncoding.from_dict(facts["encoding"])
+            _check_length(encoding, sizes)
+        labels = tuple(map(str, facts["labels"]))
+    if acts(recipe):
+        raise ValueError(f"{path} is a policy of {recipe.task}; primal rollout measures it")
+    with fitting(path, "the checkpoint of a model"):
+        model = trained_model(recipe, sizes, checkpoint.tensors)
+    return Trained(recipe, model, sizes, labels, encoding)
+
+
+def _check_length(encoding: SeriesEncoding, sizes: Sizes) -> None:
+    if encoding.num_tokens != sizes.num_tokens:
+        raise ValueError(f"series of {encoding.num_tokens} tokens, a model of {sizes.num_tokens}")

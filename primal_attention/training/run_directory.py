@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 from primal_attention.atomic_files import UnreadableFileError, write_text
 from primal_attention.tasks import Task
-from primal_attention.training.checkpoint import read_checkpoint
+from primal_attention.training.checkpoint import BEST, read_checkpoint
 from primal_attention.training.devices import from_first, with_peers
 from primal_attention.training.domains import find_recipe
-from primal_attention.training.logs import MetricsFile, TensorBoard
-from primal_attention.training.loop import BEST, alone_in, train_alone
-from primal_attention.training.progress import Outcome, Watcher, Watchers
+from primal_attention.training.loop import alone_in, train_alone
+from primal_attention.training.outcome import Outcome
 from primal_attention.training.recipe import Recipe
+from primal_attention.training.watchers import MetricsFile, TensorBoard, Watcher, Watchers
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

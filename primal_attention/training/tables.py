@@ -15,9 +15,8 @@ from typing import Any
 from primal_attention.attention import options_of
 from primal_attention.models.stacks import MODELS, mechanism_of
 from primal_attention.training.domains import find_recipe
-from primal_attention.training.intervals import Estimate, average, estimate
 from primal_attention.training.recipe import Recipe, nearest
-from primal_attention.training.results import Row, settings_of
+from primal_attention.training.results import Estimate, Row, average, estimate, settings_of
 
 EXPECTED, RESULTS = "expected.toml", "results.csv"
 PRINTED = "printed"  # the paper's own number, beside the protocols

@@ -3,8 +3,8 @@
 import importlib.util
 from pathlib import Path
 
-from primal_attention.training.policies import MORE, pack_policies
 from primal_attention.training.results import add_rows, read_rows
+from primal_attention.training.rollouts import MORE, pack_policies
 
 from .command import primal, sets, told
 

@@ -32,12 +32,12 @@ class Subject(NamedTuple):
 
 def make_subjects(folder: Path) -> list[Subject]:
     """A run with both its checkpoints, an estimator, a patched folder."""
-    from primal_attention.cli.trained import load_trained
     from primal_attention.patching import load_patched, patch, save_patched
     from primal_attention.tasks import uea_task
     from primal_attention.timeseries import PrimalFormerClassifier
     from primal_attention.training import Recipe, launch, train_in
     from primal_attention.training.checkpoint import read_checkpoint
+    from primal_attention.training.model_factory import load_trained
 
     run = folder / "run"
     sizes = {"dim": 8, "num_heads": 2, "ffn_dim": 8, "epochs": 1}

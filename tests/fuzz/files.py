@@ -66,7 +66,7 @@ from primal_attention.tasks.series import LabelledSeries  # noqa: E402
 from primal_attention.tasks.uea import UEA  # noqa: E402
 from primal_attention.training import Recipe  # noqa: E402
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint  # noqa: E402
-from primal_attention.training.progress import Outcome  # noqa: E402
+from primal_attention.training.outcome import Outcome  # noqa: E402
 from primal_attention.training.results import add_rows, read_rows, row_of  # noqa: E402
 from primal_attention.training.run_directory import read_outcome, read_recipe  # noqa: E402
 

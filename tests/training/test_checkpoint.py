@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 
 from primal_attention.atomic_files import remove_unfinished, replacing
+from primal_attention.training import train
 from primal_attention.training.checkpoint import (
     FORMAT,
     read_checkpoint,
     write_checkpoint,
 )
-from primal_attention.training.loop import train
 
 from .toy import one_process, toy_recipe, toy_task
 
@@ -189,7 +189,7 @@ def test_sizes_that_the_tensors_do_not_have_are_refused_before_memory_is_taken(t
 
 LOADED_IN_LITTLE_MEMORY = """
 import pathlib, resource, sys
-from primal_attention.cli.trained import load_trained
+from primal_attention.training.model_factory import load_trained
 kib = int(pathlib.Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (kib * 1024 + 2**31,) * 2)
 try:

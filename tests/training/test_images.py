@@ -13,6 +13,7 @@ from primal_attention.models.vision import PictureClassifier
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.images import task
 from primal_attention.training import (
+    build_model,
     evaluation,
     find_recipe,
     launch,
@@ -20,10 +21,9 @@ from primal_attention.training import (
     train,
     train_in,
 )
-from primal_attention.training.checkpoint import read_checkpoint
-from primal_attention.training.loop import BEST
-from primal_attention.training.model_factory import build_model, build_optimizer
-from primal_attention.training.progress import OutOfTimeError
+from primal_attention.training.checkpoint import BEST, read_checkpoint
+from primal_attention.training.optimizers import build_optimizer
+from primal_attention.training.outcome import OutOfTimeError
 from primal_attention.training.step import Step
 
 from ..cli.command import primal, sets

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from primal_attention.training.intervals import average, estimate, t_quantile
+from primal_attention.training.results import average, estimate, t_quantile
 
 
 @given(st.floats(1.0, 1e4), st.floats(0.5, 0.99))

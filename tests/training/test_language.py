@@ -12,9 +12,9 @@ from primal_attention.models import LanguageModel
 from primal_attention.models.stacks import layer_names
 from primal_attention.tasks import Sizes
 from primal_attention.tasks.language import load_language
-from primal_attention.training import evaluation, find_recipe, task_of, train, train_in
-from primal_attention.training.model_factory import build_model, build_optimizer
-from primal_attention.training.progress import OutOfTimeError
+from primal_attention.training import build_model, evaluation, find_recipe, task_of, train, train_in
+from primal_attention.training.optimizers import build_optimizer
+from primal_attention.training.outcome import OutOfTimeError
 from primal_attention.training.schedules import lr_factor
 
 from ..tasks.toy_text import write_text

@@ -11,7 +11,7 @@ import torch
 
 from primal_attention.tasks import LRA_PROTOCOLS
 from primal_attention.training import Watcher, build_model, task_of, train, train_in
-from primal_attention.training.progress import OutOfTimeError
+from primal_attention.training.outcome import OutOfTimeError
 from primal_attention.training.run_directory import directory_of
 
 from .toy import one_process

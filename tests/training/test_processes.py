@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from primal_attention.training import read_outcome, train_in
-from primal_attention.training.checkpoint import read_checkpoint
-from primal_attention.training.loop import LAST
+from primal_attention.training.checkpoint import LAST, read_checkpoint
 
 from .programs.train_toys import RECIPES, Kept
 from .toy import one_process, toy_task

@@ -6,8 +6,8 @@ import torch
 from primal_attention.tasks import Cases
 from primal_attention.training import Watcher, train
 from primal_attention.training import loop as the_loop
-from primal_attention.training.checkpoint import read_checkpoint
-from primal_attention.training.loop import BEST, REFIT
+from primal_attention.training.checkpoint import BEST, read_checkpoint
+from primal_attention.training.loop import REFIT
 
 from .toy import TEST, TRAIN, VALID, one_process, toy_recipe, toy_task
 

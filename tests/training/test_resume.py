@@ -7,8 +7,7 @@ import torch
 
 from primal_attention.tasks import SeriesEncoding
 from primal_attention.training import Watcher, build_model, train
-from primal_attention.training.checkpoint import read_checkpoint
-from primal_attention.training.loop import BEST, LAST
+from primal_attention.training.checkpoint import BEST, LAST, read_checkpoint
 
 from .toy import Interrupted, one_process, toy_recipe, toy_task
 

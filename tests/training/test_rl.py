@@ -11,17 +11,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from primal_attention.tasks.offline_rl import RL, Trial
 from primal_attention.tasks.offline_rl.trajectories import Trajectories
 from primal_attention.training import build_model, find_recipe, launch, task_of, train, train_in
-from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+from primal_attention.training.checkpoint import BEST, read_checkpoint, write_checkpoint
 from primal_attention.training.domains.rl import RELEASED
-from primal_attention.training.loop import BEST
-from primal_attention.training.policies import (
+from primal_attention.training.results import add_rows, read_rows
+from primal_attention.training.rollouts import (
     MORE,
     missing_rows,
     pack_policies,
     read_policies,
     try_policy,
 )
-from primal_attention.training.results import add_rows, read_rows
 
 from .toy import one_process
 
@@ -205,7 +204,7 @@ def test_rows_of_both_checkpoints_once(run, tmp_path, monkeypatch):
     same = found._replace(rounds=dict.fromkeys(("last", "best"), found.rounds["last"]))
     tried = []
     monkeypatch.setattr(
-        "primal_attention.training.policies.try_policy",
+        "primal_attention.training.rollouts.try_policy",
         lambda *given, **named: tried.append(given) or rollout,
     )
     assert len(list(missing_rows(same, trial, "window", [], commit=""))) == 2

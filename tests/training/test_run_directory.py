@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from primal_attention.training import Watcher, read_outcome, train_in
-from primal_attention.training.logs import TensorBoard
+from primal_attention.training.watchers import TensorBoard
 
 from .toy import Interrupted, one_process, toy_recipe, toy_task
 

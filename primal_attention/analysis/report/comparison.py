@@ -8,7 +8,7 @@ from primal_attention.analysis.report.data import FinishedRun, settings
 from primal_attention.analysis.report.figures import draw_curves, draw_explained
 from primal_attention.analysis.report.html import Beside, Block, DataTable, Illustration, Section
 from primal_attention.analysis.report.sections import ReportedRun, curve_of
-from primal_attention.training.intervals import estimate
+from primal_attention.training.results import estimate
 
 
 def names_of(runs: Sequence[FinishedRun]) -> list[str]:

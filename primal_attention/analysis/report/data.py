@@ -18,11 +18,10 @@ from primal_attention.analysis.spectrum import Spectrum, spectrum
 from primal_attention.atomic_files import fitting
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.tasks import CLASSIFICATION, Cases, Sizes, Task
-from primal_attention.training.checkpoint import read_checkpoint
+from primal_attention.training.checkpoint import BEST, read_checkpoint
 from primal_attention.training.domains import find_recipe, task_of
-from primal_attention.training.loop import BEST
 from primal_attention.training.model_factory import trained_model
-from primal_attention.training.progress import Outcome
+from primal_attention.training.outcome import Outcome
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, current_commit, key_of, read_rows
 from primal_attention.training.run_directory import RESULT, read_outcome

@@ -25,8 +25,8 @@ from recipes import recipes
 
 from primal_attention.tasks import CLASSIFICATION, Cases, Sizes, Task
 from primal_attention.training import Watcher, launch
-from primal_attention.training.loop import Run, device_name
-from primal_attention.training.progress import Saving
+from primal_attention.training.devices import device_name
+from primal_attention.training.loop import Run, Saving
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, add_rows, current_commit, key_of
 

@@ -23,8 +23,7 @@ from primal_attention.tasks.offline_rl import (
     load_rl,
     roll_out,
 )
-from primal_attention.training.intervals import estimate
-from primal_attention.training.results import current_commit
+from primal_attention.training.results import current_commit, estimate
 
 HERE = Path(__file__).parent
 WIDTH, STEPS, BATCH, LR = 256, 20_000, 256, 3e-4

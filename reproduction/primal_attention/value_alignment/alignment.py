@@ -21,7 +21,7 @@ from torch import nn
 from primal_attention.analysis import value_alignment
 from primal_attention.atomic_files import write_rows
 from primal_attention.training import build_model, find_recipe, launch, task_of, train_in
-from primal_attention.training.loop import device_name
+from primal_attention.training.devices import device_name
 from primal_attention.training.results import current_commit, settings_of
 
 HERE = Path(__file__).parent
@@ -80,7 +80,7 @@ def series(seeds: int, settings: list[str]) -> Iterator[Subject]:
 
 
 def trained(recipe: Any, task: Any) -> nn.Module:
-    from primal_attention.cli.trained import load_trained
+    from primal_attention.training.model_factory import load_trained
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"

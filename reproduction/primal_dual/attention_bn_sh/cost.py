@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primal_attention import build_attention
 from primal_attention.atomic_files import write_rows
-from primal_attention.training.loop import device_name
+from primal_attention.training.devices import device_name
 from primal_attention.training.results import current_commit
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from toy import toy_recipe, toy_task
 
 from primal_attention.training import Watcher, finish, launch, train_in
-from primal_attention.training.loop import LAST
+from primal_attention.training.checkpoint import LAST
 
 RECIPES = {
     "softmax": toy_recipe("softmax", dropout=0.0, clip_norm=0.2),

@@ -1,12 +1,44 @@
-"""RAdam in few launches, for steps that are replayed as a graph."""
+"""Optimisers of recipes, and RAdam in few launches for steps that are replayed as a graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from primal_attention.attention.primal import KSVDLayer
+from primal_attention.training.recipe import Recipe
+
+
+def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = False) -> Optimizer:
+    """The optimiser of a recipe over the parameters that are not frozen.
+
+    No weight decay pulls at those that a model names, ``undecayed()``, nor at Lambda, whose zero is
+    no smaller model: softplus(0) is 0.69.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    undecayed: Any = getattr(model, "undecayed", list)
+    spared = {id(each) for each in undecayed()}
+    if recipe.optim.weight_decay:
+        layers = (each for each in model.modules() if isinstance(each, KSVDLayer))
+        spared |= {id(layer.raw_lambda) for layer in layers if layer.raw_lambda.requires_grad}
+    groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
+    if spared:
+        groups.append({"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0})
+    settings = {
+        "lr": recipe.optim.lr,
+        "weight_decay": recipe.optim.weight_decay,
+        "betas": (0.9, recipe.optim.adam_beta2),
+        "eps": recipe.optim.adam_eps,
+        "capturable": capturable,
+    }
+    kinds = _REPLAYED if capturable else _OPTIMIZERS
+    optimizer: Optimizer = kinds[recipe.optim.optimizer](groups, **settings)
+    return optimizer
 
 
 class LeanRAdam(torch.optim.RAdam):
@@ -84,3 +116,15 @@ def _factors(t: Tensor, lr: float | Tensor, beta1: float, beta2: float) -> tuple
     is_long = rho > 5
     zero = torch.zeros_like(rate)
     return torch.where(is_long, rate * rectified, zero), torch.where(is_long, zero, rate)
+
+
+_OPTIMIZERS: dict[str, Any] = {
+    "radam": torch.optim.RAdam,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+_REPLAYED: dict[str, Any] = {  # on a GPU, with few passes over the parameters
+    "radam": LeanRAdam,
+    "adam": partial(torch.optim.Adam, fused=True),
+    "adamw": partial(torch.optim.AdamW, fused=True),
+}

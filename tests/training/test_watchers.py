@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from primal_attention.training import progress_bar, train
-from primal_attention.training.display import Lines
+from primal_attention.training.watchers import Lines
 
 from .toy import Interrupted, one_process, toy_recipe, toy_task
 

@@ -1,16 +1,138 @@
-"""How a run goes, for someone who looks on: a bar in a terminal, else a line now and then."""
+"""Watchers of a run: log files, a bar in a terminal, lines elsewhere.
+
+``metrics.csv`` and the files of TensorBoard are rewritten from the saved rounds when a run is
+resumed, so that a killed run has neither gaps nor repeats.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.training.order import Plan
-from primal_attention.training.progress import Entry, Progress, Watcher
+from primal_attention.atomic_files import write_rows, writing_to
+from primal_attention.training.batch_plan import Plan
+from primal_attention.training.outcome import Entry, Progress
 from primal_attention.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+METRICS, TENSORBOARD = "metrics.csv", "tensorboard"
+
+
+class Watcher:
+    """Is told how a run goes, in the first process alone; this one says nothing."""
+
+    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+        """The run begins, or goes on after the rounds of the progress, which grows as it runs."""
+
+    def step(self, step: int) -> None:
+        """A step was made."""
+
+    def round(self, entry: Entry) -> None:
+        """A round is over, and is the last one of the progress."""
+
+    def stop(self) -> None:
+        """The run is over, or was interrupted."""
+
+    def of_refit(self) -> Watcher:
+        """Who is told of the second training, on all cases; nobody unless told."""
+        return Watcher()
+
+
+class Watchers(Watcher):
+    """Several watchers, told one after the other."""
+
+    def __init__(self, watchers: Sequence[Watcher]):
+        self.watchers = watchers
+
+    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+        """Tell each."""
+        for watcher in self.watchers:
+            watcher.start(recipe, plan, progress)
+
+    def step(self, step: int) -> None:
+        """Tell each."""
+        for watcher in self.watchers:
+            watcher.step(step)
+
+    def round(self, entry: Entry) -> None:
+        """Tell each."""
+        for watcher in self.watchers:
+            watcher.round(entry)
+
+    def stop(self) -> None:
+        """Tell each, even where one fails."""
+        with ExitStack() as told:
+            for watcher in reversed(self.watchers):
+                told.callback(watcher.stop)
+
+    def of_refit(self) -> Watcher:
+        """Those of each."""
+        return Watchers([watcher.of_refit() for watcher in self.watchers])
+
+
+class MetricsFile(Watcher):
+    """One row a round in ``metrics.csv``: exactly the rounds that are done."""
+
+    def __init__(self, directory: Path):
+        self.path = directory / METRICS
+
+    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+        """Write the rounds that are done; those of a killed run that were not saved go."""
+        self.progress = progress
+        self._write()
+
+    def round(self, entry: Entry) -> None:
+        """Add the round."""
+        self._write()
+
+    def _write(self) -> None:
+        rounds = self.progress.rounds
+        if not rounds:
+            self.path.unlink(missing_ok=True)
+            return
+        write_rows(self.path, rounds)
+
+
+class TensorBoard(Watcher):
+    """A scalar for each number of a round, in the folder ``tensorboard``."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+
+    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+        """Begin a file with the rounds that are done, in place of those there were."""
+        with writing_to(self.directory / TENSORBOARD):
+            for old in (self.directory / TENSORBOARD).glob("events.out.tfevents.*"):
+                old.unlink()
+            self.logger = _logger(self.directory)
+        for entry in progress.rounds:
+            self.round(entry)
+
+    def round(self, entry: Entry) -> None:
+        """Add the round."""
+        numbers = {name: value for name, value in entry.items() if name != "step"}
+        with writing_to(self.directory / TENSORBOARD):
+            self.logger.log_metrics(numbers, int(entry["step"]))
+
+    def stop(self) -> None:
+        """Write what is still in memory."""
+        with writing_to(self.directory / TENSORBOARD):
+            self.logger.finalize("")
+
+
+def _logger(directory: Path) -> Any:
+    from lightning_fabric.loggers.tensorboard import TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(directory, name=TENSORBOARD, version="", flush_secs=10)
+    except ModuleNotFoundError as error:
+        message = "logs for TensorBoard need it: pip install 'primal-attention[train]'"
+        raise ModuleNotFoundError(message, name="tensorboard") from error
 
 
 def progress_bar(console: Console | None = None) -> Watcher:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from primal_attention.training.radam import LeanRAdam
+from primal_attention.training.optimizers import LeanRAdam
 
 SIZES = [(7, 5), (3,), (2, 11), ()]
 

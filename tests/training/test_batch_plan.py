@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primal_attention.training.order import Plan
+from primal_attention.training.batch_plan import Plan
 
 PLAN = Plan(seed=3, num_cases=49, batch_size=16, epochs=7, eval_every=3)
 CPU = torch.device("cpu")

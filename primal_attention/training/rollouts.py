@@ -24,13 +24,12 @@ from primal_attention.tasks.offline_rl import (
     roll_out,
 )
 from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
-from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+from primal_attention.training.checkpoint import BEST, LAST, read_checkpoint, write_checkpoint
+from primal_attention.training.devices import device_name
 from primal_attention.training.domains import acts
-from primal_attention.training.intervals import estimate
-from primal_attention.training.loop import BEST, LAST, device_name
 from primal_attention.training.model_factory import trained_model
 from primal_attention.training.recipe import Recipe
-from primal_attention.training.results import Row, key_of
+from primal_attention.training.results import Row, estimate, key_of
 
 Told: TypeAlias = Callable[[int], None]
 """Is called with the number of each step of the longest episode."""
