@@ -171,10 +171,6 @@ def test_a_changed_number_is_noticed():
     assert TABLES["filled"](text.replace(number, "0.01")) == text
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
-
-
 def test_every_environment_variable_is_on_its_page():
     code = "".join(path.read_text() for path in (ROOT / "primal_attention").rglob("*.py"))
     page = (ROOT / "docs/environment.md").read_text()
