@@ -125,7 +125,7 @@ def _limits(dynamic: Dynamic) -> dict[str, list[int | None]]:
 
 
 def _any_size() -> Any:
-    """Trace without the belief that an axis of size 1 is another graph, as ``torch.onnx`` does."""
+    """Do not specialise the graph for axes of size 1, as ``torch.onnx`` does."""
     from torch.fx.experimental import _config
 
     return _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def _any_size() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch warns of in its own use of itself."""
+    """Silence a warning of torch about its own code."""
     with warnings.catch_warnings():
         own = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
         warnings.filterwarnings("ignore", own, FutureWarning)
@@ -148,7 +148,7 @@ def _check_plain(program: ExportedProgram) -> None:
 
 
 def _name_outputs(graph: Any, names: list[str]) -> None:
-    """Give the outputs their names, and other values of the graph another than these."""
+    """Name the outputs, and rename other values of the graph that have these names."""
     for node in graph:
         for value in node.outputs:
             value.name += "_" if value.name in names else ""
@@ -157,7 +157,7 @@ def _name_outputs(graph: Any, names: list[str]) -> None:
 
 
 def _output_names(model: nn.Module, inputs: Mapping[str, Any]) -> list[str]:
-    """The names that the model itself has for its outputs; none where it has none."""
+    """The model's own names of its outputs, if it has any."""
     with torch.no_grad():
         outputs = model(**inputs)
     if isinstance(outputs, Tensor):

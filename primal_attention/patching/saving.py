@@ -63,12 +63,11 @@ def save_patched(model: nn.Module, folder: str | Path) -> None:
             save_pretrained(folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            _save_tensors(model, folder / _WEIGHTS)
+            with replacing(folder / _WEIGHTS) as temporary:
+                _safetensors().save_model(model, str(temporary))
             write_text(folder / _DESCRIPTION, text)
-    write_text(
-        folder / _CHECKSUMS,
-        "".join(f"{checksum_of(path)}  {path.name}\n" for path in _checked_files(folder)),
-    )
+    sums = {path.name: checksum_of(path) for path in _checked_files(folder)}
+    write_text(folder / _CHECKSUMS, "".join(f"{sums[name]}  {name}\n" for name in sums))
 
 
 def load_patched(
@@ -118,7 +117,8 @@ def _load_into(model: nn.Module, folder: Path) -> nn.Module:
     _check_checksums(folder)
     with fitting(folder, f"this {type(model).__name__}, patched"):
         trial = described_layers(model, description, on_meta=True)
-        tensors = _read_tensors(folder / _WEIGHTS)
+        with _reading(folder / _WEIGHTS) as path:
+            tensors = _safetensors().load_file(path)
         _check_fit(model, trial, tensors)
         apply_description(model, description)
     model.load_state_dict(tensors, strict=False)  # one of tied tensors stands for all
@@ -128,7 +128,7 @@ def _load_into(model: nn.Module, folder: Path) -> nn.Module:
 def _check_fit(
     model: nn.Module, layers: list[tuple[Site, PatchedAttention]], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Compare tensors with a model with these layers, which is as before when they are compared."""
+    """Compare tensors with a model that has these layers for the time of the comparison."""
     try:
         for site, layer in layers:
             install(site, layer)
@@ -168,15 +168,14 @@ def _class_of(config: dict[str, Any]) -> type[nn.Module]:
 
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
     if not isinstance(kind, type):
         raise ValueError(f"transformers has no class {name!r}; pass it as model=")
-    found: type[nn.Module] = kind
-    return found
+    return kind
 
 
 def _patching_class(kind: type[nn.Module], folder: Path) -> type[nn.Module]:
-    """The same class, but its models are patched as their config says before weights arrive.
+    """Subclass a model class so that its models are patched as their config says before loading.
 
     A model is made on the ``meta`` device, so sizes that the folder's tensors do not have take no
     memory before they are refused.
@@ -199,43 +198,36 @@ def _check_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> No
             # The files may have the names of a model around this one, or of one inside it.
             alike = [each for each in shapes if f".{each}".endswith(f".{own}")]
             alike += [each for each in shapes if own.endswith(f".{each}")]
-            found = {shapes[each] for each in alike}
-            if found and tuple(parameter.shape) not in found:
-                shape = tuple(parameter.shape)
+            shape, found = tuple(parameter.shape), {shapes[each] for each in alike}
+            if found and shape not in found:
                 raise ValueError(f"{alike[0]} has shape {shapes[alike[0]]}, the model has {shape}")
 
 
 def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    from safetensors import SafetensorError, safe_open
-
     _safetensors()
+    from safetensors import safe_open
+
     shapes = {}
     for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    shapes[name] = tuple(file.get_slice(name).get_shape())
-        except (SafetensorError, OSError) as error:
-            raise _damaged(path, error) from error
+        with _reading(path), safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                shapes[name] = tuple(file.get_slice(name).get_shape())
     return shapes
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+@contextmanager
+def _reading(path: Path) -> Iterator[Path]:
+    """Name a file of safetensors that is missing or damaged."""
+    _safetensors()
     from safetensors import SafetensorError
 
-    if not path.is_file():
-        raise FileNotFoundError(f"no patched model is at {path.parent}: {path.name} is missing")
+    _check_there(path)
     try:
-        tensors: dict[str, Tensor] = _safetensors().load_file(path)
+        yield path
     except (SafetensorError, OSError) as error:
-        raise _damaged(path, error) from error
-    return tensors
-
-
-def _damaged(path: Path, error: Exception) -> UnreadableFileError:
-    return UnreadableFileError(
-        f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
-    )
+        raise UnreadableFileError(
+            f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
+        ) from error
 
 
 @contextmanager
@@ -278,11 +270,6 @@ def _check_checksums(folder: Path) -> None:
             )
 
 
-def _save_tensors(model: nn.Module, path: Path) -> None:
-    with replacing(path) as temporary:
-        _safetensors().save_model(model, str(temporary))
-
-
 def _safetensors() -> Any:
     with needing("patched models are saved as safetensors", "patch"):
         from safetensors import torch as safetensors_torch
@@ -290,8 +277,7 @@ def _safetensors() -> Any:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no patched model is at {path.parent}: {path.name} is missing")
+    _check_there(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -299,3 +285,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UnreadableFileError(f"{path} is damaged: it holds no object; {REMEDY}")
     return content
+
+
+def _check_there(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"no patched model is at {path.parent}: {path.name} is missing")

@@ -36,7 +36,7 @@ from primal_attention.patching.distill.least_squares import (
     low_rank_blocks,
     ridge,
 )
-from primal_attention.patching.distill.matching import Call, as_called
+from primal_attention.patching.distill.matching import Call
 from primal_attention.patching.hosts.host import PatchedAttention
 
 _NUM_WAVES = 16
@@ -56,7 +56,7 @@ class OutputFit:
         inputs: list[Tensor] = []
         hook = self.out_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
-            with as_called(self.layer, call) as mechanism:
+            with call.repeated_by(self.layer) as mechanism:
                 y = mechanism(call.x, **call.masks)
         finally:
             hook.remove()
@@ -103,7 +103,7 @@ class PrimalFit:
     @torch.no_grad()
     def add(self, call: Call) -> None:
         """Count in one call of the attention that the layer replaces."""
-        with as_called(self.layer, call):
+        with call.repeated_by(self.layer):
             features = base_features(self.mechanism, self.basis, call.x, **call.masks)
         self.sums.add(call.real(features).flatten(1), call.real(call.y))
 

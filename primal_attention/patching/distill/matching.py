@@ -23,6 +23,9 @@ from primal_attention.patching.sites import find_sites, patched_layers
 OUTPUTS = ""
 """The name of the outputs of the whole model among the names of layers."""
 
+Made = dict[str, list[Tensor]]
+"""Outputs by the name of the layer, or of the model, one for each call."""
+
 
 class Call(NamedTuple):
     """One call of an attention: its inputs and its output."""
@@ -37,6 +40,12 @@ class Call(NamedTuple):
         mask = self.masks.get("token_mask")
         return z.flatten(0, 1) if mask is None else z[mask]
 
+    @contextmanager
+    def repeated_by(self, layer: PatchedAttention) -> Iterator[Any]:
+        """Give the mechanism of a layer, ready to be called as this call was."""
+        with rotated(self.rotation):
+            yield layer.mechanism
+
 
 class Shown(NamedTuple):
     """The calls of the layers and the outputs of a model for one batch."""
@@ -44,24 +53,20 @@ class Shown(NamedTuple):
     calls: dict[str, list[Call]]
     outputs: Tensor
 
-
-class Target(NamedTuple):
-    """The wanted output, at the real tokens."""
-
-    y: Tensor  # [B, N, ...]
-    mask: Tensor | None  # [B, N]
-
-    def pair(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Select outputs and targets of the real tokens, [T, ...] each."""
-        if self.mask is None:
-            return y, self.y
-        return y[self.mask], self.y[self.mask]
-
-    def relative_error(self, y: Tensor, variance: float) -> Tensor:
-        """Mean squared error over the variance of a token."""
-        made, wanted = self.pair(y)
-        num_tokens = made.numel() // made.shape[-1]
-        return (made - wanted).square().sum() / (max(num_tokens, 1) * max(variance, 1e-30))
+    def paired(self, made: Made) -> dict[str, list[tuple[Tensor, Tensor]]]:
+        """Pair outputs of a student with those shown, at the real tokens, [T, ...] each."""
+        mask = list(self.calls.values())[-1][-1].masks.get("token_mask")
+        fits = mask is not None and self.outputs.shape[:2] == mask.shape
+        pairs = {}
+        for name, ys in made.items():
+            targets = [(call.y, call.masks.get("token_mask")) for call in self.calls.get(name, ())]
+            if name == OUTPUTS:
+                targets = [(self.outputs, mask if fits else None)]
+            pairs[name] = [
+                (y, target) if mask is None else (y[mask], target[mask])
+                for y, (target, mask) in zip(ys, targets, strict=True)
+            ]
+        return pairs
 
 
 class Spread(NamedTuple):
@@ -103,17 +108,16 @@ class Pair:
         """Run the teacher."""
         return self.show(self.teacher, batch)
 
-    def on_teachers_inputs(self, taught: Shown) -> dict[str, list[Tensor]]:
+    def on_teachers_inputs(self, taught: Shown) -> Made:
         """The outputs of each layer for the inputs that the teacher had there."""
-        made: dict[str, list[Tensor]] = {}
+        made: Made = {name: [] for name in self.layers}
         for name, layer in self.layers.items():
-            made[name] = []
             for call in taught.calls[name]:
-                with as_called(layer, call) as mechanism:
+                with call.repeated_by(layer) as mechanism:
                     made[name].append(mechanism(call.x, **call.masks))
         return made
 
-    def on_own_inputs(self, batch: Batch) -> dict[str, list[Tensor]]:
+    def on_own_inputs(self, batch: Batch) -> Made:
         """The outputs of each layer and of the whole student for a batch."""
         shown = self.show(self.student, batch)
         ys = {name: [call.y for call in calls] for name, calls in shown.calls.items()}
@@ -122,14 +126,14 @@ class Pair:
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> dict[str, Spread]:
         """Measure layers on the teacher's inputs, and the outputs of the model on its own."""
-        sums: dict[str, Any] = {name: _Sums() for name in (*self.layers, OUTPUTS)}
+        sums = {name: _Sums() for name in (*self.layers, OUTPUTS)}
         for batch in batches:
             taught = self.teach(batch)
             made = self.on_teachers_inputs(taught)
             made[OUTPUTS] = self.on_own_inputs(batch)[OUTPUTS]
-            for name, ys in made.items():
-                for y, target in zip(ys, targets_of(taught, name), strict=True):
-                    sums[name].add(*target.pair(y))
+            for name, pairs in taught.paired(made).items():
+                for pair in pairs:
+                    sums[name].add(*pair)
         return {name: each.spread() for name, each in sums.items()}
 
 
@@ -155,23 +159,6 @@ def reference_of(
         if not isinstance(found[name].module, PatchedAttention):
             patch(copy, "softmax", name, causal=layer.causal)
     return copy
-
-
-@contextmanager
-def as_called(layer: PatchedAttention, call: Call) -> Iterator[Any]:
-    """Give the mechanism of a layer, ready to be called as the call was."""
-    with rotated(call.rotation):
-        yield layer.mechanism
-
-
-def targets_of(taught: Shown, name: str) -> list[Target]:
-    """The targets of a layer, or of the outputs."""
-    if name != OUTPUTS:
-        return [Target(call.y, call.masks.get("token_mask")) for call in taught.calls[name]]
-    last = list(taught.calls.values())[-1][-1]
-    mask = last.masks.get("token_mask")
-    fits = mask is not None and taught.outputs.shape[:2] == mask.shape
-    return [Target(taught.outputs, mask if fits else None)]
 
 
 class _Sums:

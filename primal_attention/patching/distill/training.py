@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from primal_attention.objectives import ksvd_loss
 from primal_attention.patching.distill.batches import Batch, BatchStream
-from primal_attention.patching.distill.matching import OUTPUTS, Pair, Spread, targets_of
+from primal_attention.patching.distill.matching import OUTPUTS, Pair, Spread
 from primal_attention.patching.hosts.host import PatchedAttention
 
 CHECKS = 6
@@ -41,16 +42,13 @@ class Goal(NamedTuple):
     outputs: bool  # the outputs of the model too
     eta: float
 
-    def loss(self, pair: Pair, batch: Batch, variances: Mapping[str, float]) -> Tensor:
+    def loss(self, pair: Pair, batch: Batch, start: Mapping[str, Spread]) -> Tensor:
         """Relative errors, the mean over the layers, plus eta times the KSVD objective."""
         taught = pair.teach(batch)
         made = pair.on_own_inputs(batch) if self.own_inputs else pair.on_teachers_inputs(taught)
         errors = {
-            name: _mean(
-                target.relative_error(y, variances[name])
-                for y, target in zip(ys, targets_of(taught, name), strict=True)
-            )
-            for name, ys in made.items()
+            name: _mean(_relative_error(*each, start[name].variance) for each in pairs)
+            for name, pairs in taught.paired(made).items()
         }
         loss = _mean(errors[name] for name in pair.layers)
         if self.outputs:
@@ -65,25 +63,31 @@ class Goal(NamedTuple):
         return sum(errors) / len(errors)
 
 
+@dataclass(frozen=True)
 class Trainer:
     """Trains the layers of a student, and keeps what was best on held-out batches."""
 
-    def __init__(self, pair: Pair, valid: list[Batch], lr: float, progress: Progress):
-        self.pair, self.valid, self.lr, self.progress = pair, valid, lr, progress
-        self.parameters = [p for layer in pair.layers.values() for p in layer.parameters()]
+    pair: Pair
+    valid: list[Batch]
+    lr: float
+    progress: Progress
 
     def run(self, goal: Goal, stream: BatchStream, steps: int, start: Mapping[str, Spread]) -> int:
         """Take so many steps, fewer where they do not help; return how many were taken."""
-        variances = {name: spread.variance for name, spread in start.items()}
+        parameters = [p for layer in self.pair.layers.values() for p in layer.parameters()]
         # A step changes a tensor in proportion to its own size.
-        groups = [{"params": [p], "lr": self.lr * _size(p)} for p in self.parameters]
+        groups = [{"params": [p], "lr": self.lr * _size(p)} for p in parameters]
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cycle, steps))
-        best, best_state, worse, done = goal.error(start), self._state(), 0, 0
+        best, best_state, worse, done = goal.error(start), _copies(parameters), 0, 0
         every = max(1, steps // CHECKS)
         for done, batch in enumerate(stream.take(steps), 1):
-            loss = goal.loss(self.pair, batch, variances)
-            self._check(loss, done)
+            loss = goal.loss(self.pair, batch, start)
+            if not bool(loss.isfinite()):
+                raise ValueError(
+                    f"the loss is {float(loss.detach())} at step {done}; try a smaller lr "
+                    f"than {self.lr}, and look for inputs that are not finite"
+                )
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -93,24 +97,14 @@ class Trainer:
                 error = goal.error(self.pair.measure(self.valid))
                 worse = 0 if error < best else worse + 1
                 if error < best:
-                    best, best_state = error, self._state()
+                    best, best_state = error, _copies(parameters)
             self.progress(Event(goal.stage, done, steps, error))
             if worse >= PATIENCE:
                 break
         with torch.no_grad():
-            for parameter, value in zip(self.parameters, best_state, strict=True):
+            for parameter, value in zip(parameters, best_state, strict=True):
                 parameter.copy_(value)
         return done
-
-    def _check(self, loss: Tensor, step: int) -> None:
-        if not bool(loss.isfinite()):
-            raise ValueError(
-                f"the loss is {float(loss.detach())} at step {step}; try a smaller lr "
-                f"than {self.lr}, and look for inputs that are not finite"
-            )
-
-    def _state(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self.parameters]
 
 
 @contextmanager
@@ -143,6 +137,16 @@ def _cycle(steps: int, done: int) -> float:
 
 def _size(parameter: Tensor) -> float:
     return max(float(parameter.detach().square().mean().sqrt()), _SMALLEST_STEP)
+
+
+def _copies(parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [p.detach().clone() for p in parameters]
+
+
+def _relative_error(made: Tensor, wanted: Tensor, variance: float) -> Tensor:
+    """Mean squared error over the variance of a token."""
+    num_tokens = made.numel() // made.shape[-1]
+    return (made - wanted).square().sum() / (max(num_tokens, 1) * max(variance, 1e-30))
 
 
 def _mean(values: Iterator[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ Letters: B batch, N tokens, D model dim, C head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,7 +17,7 @@ REMEMBERED = 128
 
 
 class Inputs(NamedTuple):
-    """Tokens with all that is said of each."""
+    """The tokens of one pass, their mask and their rotary positions."""
 
     x: Tensor  # [B, N, D]
     mask: Tensor | None = None  # [B, N], True at real tokens
@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
         return self.x.shape[1]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same change to everything; each tensor has the batch B then."""
+        """Apply the same change to each tensor, expanded to the batch B."""
         mask = None if self.mask is None else change(self.mask)
         rotation = self.rotation
         if rotation is not None:
@@ -38,12 +38,12 @@ class Inputs(NamedTuple):
         return Inputs(change(self.x), mask, rotation)
 
     def copied(self, first: int, end: int) -> Inputs:
-        """A copy of some of the tokens, which keeps no memory of the others and no graph."""
+        """Copy some of the tokens, without the memory of the others and without a graph."""
         return self.each(lambda tensor: tensor.detach()[:, first:end].clone())
 
 
 def joined(several: Sequence[Inputs]) -> Inputs:
-    """The tokens of several passes as if they had come in one."""
+    """Join the tokens of several passes as if they had come in one."""
     if len(several) == 1:
         return several[0]
     x = torch.cat([each.x for each in several], 1)
@@ -62,11 +62,11 @@ def joined(several: Sequence[Inputs]) -> Inputs:
 
 
 Extend = Callable[[Inputs, Any], Any]
-"""The state after more tokens, from these and the state before them."""
+"""From more tokens and the state before them to the state after them."""
 
 
 class KeyShape(NamedTuple):
-    """What the keys are like that the host would have put into the cache."""
+    """Shape and dtype of the keys that the host would have put into the cache."""
 
     num_heads: int
     head_dim: int
@@ -88,13 +88,13 @@ class _Stretch:
 class StateLayer:
     """One layer of a ``Cache``: the state of a mechanism in place of keys and values.
 
-    It answers what generation asks of a layer (how many tokens it has seen, to reorder or repeat
-    its sequences, to remove the last tokens of a draft) and holds a NamedTuple of tensors whose
-    size does not grow, for mechanisms that have such a state. Sums cannot be taken back, so the
-    last tokens of a single sequence are kept beside the state before them.
+    It answers what generation asks of a layer (its number of tokens; to reorder or repeat its
+    sequences; to remove the last tokens of a draft) and holds a NamedTuple of tensors of constant
+    size, for mechanisms that have such a state. Sums cannot be taken back, so the last tokens of a
+    single sequence are kept beside the state before them.
 
-    There are no keys and values: ``keys`` and ``values`` are tensors on the ``meta`` device, which
-    have the shape and the dtype that the host's would have, and no numbers to compute with.
+    ``keys`` and ``values`` are tensors on the ``meta`` device, which have the shape and the dtype
+    that the host's would have, and no data.
     """
 
     is_initialized = is_croppable = True
@@ -108,34 +108,31 @@ class StateLayer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        register_layers()  # it may have come from another process
+        register_layers()  # it may come from another process
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_tokens={int(self.num_tokens)})"
 
     @property
     def is_started(self) -> bool:
-        """Whether there were tokens."""
+        """True once there were tokens."""
         return self.state is not None or bool(self._stretches)
 
     @property
     def batch_size(self) -> int:
-        """How many sequences there are, once there are tokens."""
+        """Number of sequences, once there are tokens."""
         first = self._stretches[-1].passes[0].x if self.state is None else self.state[0]
         return int(first.shape[0])
 
     @property
     def keys(self) -> Tensor | None:
-        """The shape of the keys of all tokens so far, without data."""
+        """The shape of the keys (and values) of all tokens so far, without data."""
         if not self.is_started:
             return None
         size = (self.batch_size, self.shape.num_heads, self._num_keys(), self.shape.head_dim)
         return torch.empty(size, dtype=self.shape.dtype, device="meta")
 
-    @property
-    def values(self) -> Tensor | None:
-        """The same of the values."""
-        return self.keys
+    values = keys
 
     def read(self, extend: Extend) -> Any:
         """The state after the tokens so far; None before the first."""
@@ -145,25 +142,25 @@ class StateLayer:
         return self.state
 
     def keep(self, state: Any, num_new: int) -> None:
-        """Keep the state after so many more tokens, and no way back from it."""
+        """Keep the state after so many more tokens, which cannot be removed again."""
         self.state, self._stretches = state, []
-        self._count(num_new)
+        self.num_tokens += num_new
 
     def keep_with_way_back(self, state: Any, before: Any, new: Inputs) -> None:
-        """Keep the state after the tokens of a pass, and what it takes to remove some of them."""
+        """Keep the state after the tokens of a pass, which can be removed again."""
         if not self._stretches or self._stretches[-1].length >= REMEMBERED:
             self._stretches = [*self._stretches[-1:], _Stretch(before)]
         self._stretches[-1].passes.append(new)
         self.state = state
-        self._count(new.length)
+        self.num_tokens += new.length
 
     def postpone(self, new: Inputs) -> None:
         """Keep the tokens of a first pass, which is not likely to be continued."""
         self.state, self._stretches = None, [_Stretch(None, [new])]
-        self._count(new.length)
+        self.num_tokens += new.length
 
     def get_seq_length(self) -> Any:
-        """How many tokens were seen."""
+        """Number of tokens so far."""
         return self.num_tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -171,7 +168,7 @@ class StateLayer:
         return self.num_tokens + query_length, 0
 
     def get_max_length(self) -> int:
-        """No bound."""
+        """No upper bound."""
         return -1
 
     def reset(self) -> None:
@@ -179,7 +176,7 @@ class StateLayer:
         self.num_tokens, self.state, self._stretches = 0, None, []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the sequences in another order, as beam search does."""
+        """Reorder the sequences, as beam search does."""
         self._change(lambda t: t.index_select(0, beam_idx.to(t.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -203,7 +200,14 @@ class StateLayer:
         if remaining >= self.num_tokens:
             self.reset()
             return
-        self._check_way_back(remaining)
+        known = sum(stretch.length for stretch in self._stretches)
+        if remaining > known:
+            raise ValueError(
+                f"cannot remove {remaining} of {self.num_tokens} tokens from the state of a "
+                f"patched layer, which is a sum over all of them; {known} can be removed here, at "
+                f"least {REMEMBERED} where generation of a single sequence went so far. Keep "
+                "copy.deepcopy(past_key_values) of the place to return to"
+            )
         self.num_tokens -= remaining
         while remaining:
             stretch = self._stretches[-1]
@@ -216,7 +220,7 @@ class StateLayer:
                 self._stretches.pop()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the first pass makes the state."""
+        """Do nothing: the first pass makes the state."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -227,31 +231,17 @@ class StateLayer:
             "and values; start a model that is not patched with an empty cache"
         )
 
-    def _count(self, num_new: int) -> None:
-        self.num_tokens += num_new
+    def offload(self) -> None:
+        """Do nothing: the state is small."""
+
+    prefetch = offload
 
     def _num_keys(self) -> int:
         return int(self.num_tokens)
 
-    def offload(self) -> None:
-        """The state stays where it is: it is small."""
-
-    def prefetch(self) -> None:
-        """Nothing was moved away."""
-
-    def _check_way_back(self, number: int) -> None:
-        known = sum(stretch.length for stretch in self._stretches)
-        if number > known:
-            raise ValueError(
-                f"cannot remove {number} of {self.num_tokens} tokens from the state of a patched "
-                f"layer, which is a sum over all of them; {known} can be removed here, at least "
-                f"{REMEMBERED} where generation of a single sequence went so far. Keep "
-                "copy.deepcopy(past_key_values) of the place to return to"
-            )
-
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         def changed(state: Any) -> Any:
-            return None if state is None else type(state)(*(change(tensor) for tensor in state))
+            return None if state is None else type(state)(*map(change, state))
 
         if self.state is not None:
             self.state, self._stretches = changed(self.state), []
@@ -262,7 +252,7 @@ class StateLayer:
 
 
 class StaticStateLayer(StateLayer):
-    """The same in a cache of fixed size, for graphs that are compiled once for all tokens.
+    """A layer of a cache of fixed size, for graphs that are compiled once for all tokens.
 
     The number of tokens is a tensor, and the state stays where it is in memory.
     """
@@ -276,26 +266,29 @@ class StaticStateLayer(StateLayer):
 
     def keep(self, state: Any, num_new: int) -> None:
         """Overwrite the state, in place unless it is the first or has grown."""
-        if self.state is None or any(map(_differ, self.state, state)):
-            state = type(state)(*(tensor.clone() for tensor in state))
+        held = self.state
+        if held is None or any(a.shape != b.shape for a, b in zip(held, state, strict=True)):
+            self.state = type(state)(*(tensor.clone() for tensor in state))
             self.num_tokens = self.num_tokens.to(state[0].device)
-            _mark_static((*state, self.num_tokens))
-            super().keep(state, num_new)
-            return
-        for old, new in zip(self.state, state, strict=True):
-            old.copy_(new)
-        self._count(num_new)
+            if not torch.compiler.is_compiling():
+                for tensor in (*self.state, self.num_tokens):  # CUDA graphs take them in place
+                    torch._dynamo.mark_static_address(tensor)
+        else:
+            for old, new in zip(held, state, strict=True):
+                old.copy_(new)
+        self._stretches = []
+        self.num_tokens.add_(num_new)
 
     def keep_with_way_back(self, state: Any, before: Any, new: Inputs) -> None:
         """Keep the state alone: no tokens are removed from a cache of fixed size."""
         self.keep(state, new.length)
 
     def get_seq_length(self) -> Any:
-        """How many tokens were seen: a tensor from the first on."""
+        """Number of tokens so far: a tensor from the first on."""
         return self.num_tokens if self.is_started else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The mask covers all tokens that there may be."""
+        """The mask covers the whole cache."""
         return self.max_tokens, 0
 
     def get_max_length(self) -> int:
@@ -312,22 +305,8 @@ class StaticStateLayer(StateLayer):
         self.num_tokens.zero_()
         self.state, self._stretches = None, []
 
-    def _count(self, num_new: int) -> None:
-        self.num_tokens.add_(num_new)
-
     def _num_keys(self) -> int:
         return self.max_tokens
-
-
-def _differ(old: Tensor, new: Tensor) -> bool:
-    return old.shape != new.shape
-
-
-def _mark_static(tensors: Iterable[Tensor]) -> None:
-    """Have CUDA graphs take the tensors where they are."""
-    if not torch.compiler.is_compiling():
-        for tensor in tensors:
-            torch._dynamo.mark_static_address(tensor)
 
 
 def register_layers() -> None:
@@ -338,7 +317,7 @@ def register_layers() -> None:
 
 
 def state_layer(cache: Any, index: int, shape: KeyShape) -> StateLayer:
-    """The layer of that index of a cache, made one of ours if it is not yet."""
+    """The layer of that index of a cache, replaced by a state layer if it is none yet."""
     from transformers.cache_utils import StaticLayer
 
     cache = getattr(cache, "self_attention_cache", cache)
@@ -353,8 +332,7 @@ def state_layer(cache: Any, index: int, shape: KeyShape) -> StateLayer:
                 "a patched model with an empty cache"
             )
         static = isinstance(there, StaticLayer)
-        layers[index] = (
-            StaticStateLayer(shape, there.max_cache_len) if static else StateLayer(shape)
-        )
-    found: StateLayer = layers[index]
+        there = StaticStateLayer(shape, there.max_cache_len) if static else StateLayer(shape)
+        layers[index] = there
+    found: StateLayer = there
     return found
