@@ -21,9 +21,9 @@ from primal_attention.analysis.matrices import HeadMatrices
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.primal import PrimalAttention
-from primal_attention.patching.building import build_layer, resolve_options
 from primal_attention.patching.hosts.host import Change, PatchedAttention
 from primal_attention.patching.hosts.transformers_attention import beside_the_host
+from primal_attention.patching.patch import build_layer, resolve_options
 from primal_attention.patching.sites import Site, find_sites, patched_layers
 
 Data = Tensor | Mapping[str, Any] | Iterable[Any]

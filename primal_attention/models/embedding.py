@@ -4,6 +4,7 @@ Letters: B batch, N tokens, D model dim, C channels.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,10 @@ class Embedding(nn.Module):
 
     Args:
         dim: Model dimension D.
-        num_tokens: The longest sequence, which is how many positions are learnt.
-        num_channels: Of a token that is a vector; a linear map reads it.
-        kernel_size: How many neighbouring vectors that map reads, itself in the middle; odd.
-        vocab_size: Of tokens that are symbols; a table has a vector for each.
+        num_tokens: The longest sequence; as many positions are learnt.
+        num_channels: Channels C of tokens that are vectors; a linear map reads them.
+        kernel_size: Number of neighbouring vectors that the map reads; odd.
+        vocab_size: Number of symbols, of tokens that are symbols.
         init_range: Positions start uniform in plus or minus this.
     """
 
@@ -45,11 +46,12 @@ class Embedding(nn.Module):
             )
         super().__init__()
         self.num_channels, self.scale = num_channels, math.sqrt(dim)
-        self.tokens = (
-            _table(vocab_size, dim)
-            if num_channels is None
-            else _reader(num_channels, dim, kernel_size)
-        )
+        if vocab_size is not None:
+            self.tokens: nn.Module = nn.Embedding(vocab_size, dim)
+            nn.init.normal_(self.tokens.weight, std=0.02)
+        elif num_channels is not None:
+            linear = nn.Linear if kernel_size == 1 else partial(_Convolution, kernel_size)
+            self.tokens = linear(num_channels, dim)
         self.positions = nn.Parameter(
             torch.empty(num_tokens, dim).uniform_(-init_range, init_range)
         )
@@ -81,30 +83,17 @@ def check_symbols(name: str, ids: Tensor) -> None:
 
 
 def wide_enough(ids: Tensor) -> Tensor:
-    """The ids in a type that a table can be read with; they may be kept in any integer type."""
+    """Convert ids of any integer type to one that a table can be read with."""
     return ids.int() if ids.element_size() < 4 else ids
-
-
-def _reader(num_channels: int, dim: int, kernel_size: int) -> nn.Module:
-    if kernel_size == 1:
-        return nn.Linear(num_channels, dim)
-    return _Convolution(num_channels, dim, kernel_size)
 
 
 class _Convolution(nn.Module):
     """A linear map of each vector and its neighbours; beyond the ends there are zeros."""
 
-    def __init__(self, num_channels: int, dim: int, kernel_size: int):
+    def __init__(self, kernel_size: int, num_channels: int, dim: int):
         super().__init__()
         self.conv = nn.Conv1d(num_channels, dim, kernel_size, padding=kernel_size // 2)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.conv(x.mT).mT
         return y
-
-
-def _table(vocab_size: int | None, dim: int) -> nn.Embedding:
-    assert vocab_size is not None
-    table = nn.Embedding(vocab_size, dim)
-    nn.init.normal_(table.weight, std=0.02)
-    return table

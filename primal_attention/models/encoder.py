@@ -25,9 +25,9 @@ class EncoderBlock(nn.Module):
         attention: Any module [B, N, D] -> [B, N, D] that takes a ``token_mask``.
         dim: Model dimension D.
         ffn_dim: Width of the feed-forward layer.
-        norm: ``"pre"`` normalises what a branch reads, ``"post"`` the sum after it.
-        dropout: Probability of dropout of what a branch adds and inside the feed-forward layer.
-        bias: Whether the layers have biases.
+        norm: ``"pre"`` normalises the input of a branch, ``"post"`` the sum after it.
+        dropout: Probability of dropout of the output of a branch, and in the feed-forward layer.
+        bias: Biases of the layers.
         activation: ``"gelu"`` or ``"relu"``, of the feed-forward layer.
     """
 
@@ -64,12 +64,12 @@ class EncoderBlock(nn.Module):
         return self._add(x, mixed), state
 
     def _read(self, x: Tensor) -> Tensor:
-        """What the attention reads."""
+        """The input of the attention."""
         read: Tensor = self.attention_norm(x) if self.norm == "pre" else x
         return read
 
     def _add(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The tokens x with what the attention made of them, and then the feed-forward layer."""
+        """Add the outputs of the attention to x, then those of the feed-forward layer."""
         x = x + self._drop(mixed)
         if self.norm == "pre":
             return x + self._drop(self._feed_forward(self.ffn_norm(x)))
@@ -89,6 +89,14 @@ class Encoder(nn.Module):
     """A stack of blocks, one for each attention of a list, and a last LayerNorm.
 
     PrimalFormer is a list of Primal layers; Primal.+ has softmax attention in all but the last.
+
+    Args:
+        attentions: One for each block.
+        dim: Model dimension D.
+        ffn_dim: Width of the feed-forward layers.
+        norm: See :class:`EncoderBlock`, like ``dropout`` and ``activation``.
+        dropout: Probability of dropout.
+        activation: ``"gelu"`` or ``"relu"``.
     """
 
     def __init__(

@@ -133,7 +133,7 @@ class LanguageModel(nn.Module):
         return torch.cat(written, dim=1)
 
     def _extend(self, ids: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """What the output table reads at each token after a state, [B, N, D]."""
+        """The inputs [B, N, D] of the output table at each token after a state."""
         check_symbols("ids", ids)
         B, N = ids.shape
         state = self.init_state(B) if state is None else state

@@ -7,7 +7,7 @@ from torch import nn
 
 from primal_attention.attention import card_of
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.patching.building import build_layer, resolve_options
+from primal_attention.patching.patch import build_layer, resolve_options
 from primal_attention.patching.sites import Layers, Site, find_sites, select
 
 
@@ -29,7 +29,7 @@ class PlannedLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``patch`` with the same arguments would do; print it."""
+    """The effects of ``patch`` with the same arguments; print it."""
 
     model: str
     host: str

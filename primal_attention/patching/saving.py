@@ -23,7 +23,6 @@ from primal_attention.atomic_files import (
     writing_to,
 )
 from primal_attention.extras import needing
-from primal_attention.patching.building import install
 from primal_attention.patching.hosts.host import PatchedAttention
 from primal_attention.patching.hosts.transformers_padding import choose_masks
 from primal_attention.patching.patch import (
@@ -31,6 +30,7 @@ from primal_attention.patching.patch import (
     apply_description,
     describe,
     described_layers,
+    install,
     note_in_config,
 )
 from primal_attention.patching.sites import Site, patched_layers

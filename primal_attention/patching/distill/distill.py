@@ -34,7 +34,7 @@ class Errors(NamedTuple):
 
 @dataclass(frozen=True)
 class DistillReport:
-    """What ``distill`` recovered; print it.
+    """Errors before and after each stage of ``distill``; print it.
 
     Attributes:
         layers: Errors of each replaced layer on the teacher's inputs, by name.

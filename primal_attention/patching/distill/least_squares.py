@@ -108,13 +108,8 @@ def reduced_rank(moments: Moments, num_inner: int, penalty: float) -> tuple[Tens
 def low_rank_blocks(moments: Moments, num_blocks: int, num_inner: int, penalty: float) -> Tensor:
     """Find maps [K, F, R] whose blocks of numbers, put side by side, predict the targets well.
 
-    Each block in turn is fitted to what the others leave, and all of them in several sweeps.
-
-    Args:
-        moments: Of all features at once, [K F, K F] and [K F, D].
-        num_blocks: The number K of blocks.
-        num_inner: The numbers R that a block may have.
-        penalty: Of the ridge regressions.
+    Each block in turn is fitted to what the others leave, and all of them in several sweeps. The
+    moments are of all features at once, [K F, K F] and [K F, D].
     """
     F, D = moments.gram.shape[-1] // num_blocks, moments.cross.shape[-1]
     maps = moments.cross.new_zeros(num_blocks, F, D)

@@ -1,4 +1,4 @@
-"""What patching has to know of a family of foreign models, and how to make one known.
+"""Describe a family of foreign models to patching: read, replace and restore its attentions.
 
 Letters: D model dim, H heads, C head dim.
 """
@@ -119,7 +119,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Record:
-    """How a layer was patched: enough to write it down, and to undo it."""
+    """Options and replaced attributes of a patched layer, to save it and to undo it."""
 
     attention: str
     options: dict[str, Any]

@@ -20,12 +20,12 @@ class TimmViT(Host):
     name = "timm"
 
     def owns(self, module: nn.Module) -> bool:
-        """The attention of ``timm.layers``."""
+        """Accept the attention of ``timm.layers``."""
         kind = type(module)
         return (kind.__module__, kind.__name__) == ("timm.layers.attention", "Attention")
 
     def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
-        """The packed projection, cut in three."""
+        """Cut the packed projection in three."""
         attention: Any = module
         _refuse(attention)
         q, k, v = Affine.of(attention.qkv).split(3)
@@ -40,7 +40,7 @@ class TimmViT(Host):
         )
 
     def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
-        """The signature of timm."""
+        """Use the signature of timm."""
         return TimmAttention(mechanism)
 
 

@@ -24,11 +24,11 @@ class TorchModules(Host):
     name = "torch.nn"
 
     def owns(self, module: nn.Module) -> bool:
-        """Multi-head attention itself, no subclass."""
+        """Accept multi-head attention itself, no subclass."""
         return type(module) is nn.MultiheadAttention
 
     def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
-        """The packed projection, cut in three."""
+        """Cut the packed projection in three."""
         mha: Any = module
         _refuse(mha)
         q, k, v = Affine(mha.in_proj_weight, mha.in_proj_bias).split(3)
@@ -45,15 +45,15 @@ class TorchModules(Host):
         )
 
     def is_cross(self, module: nn.Module, parent: nn.Module) -> bool:
-        """The second attention of a decoder layer."""
+        """Return whether it is the second attention of a decoder layer."""
         return isinstance(parent, nn.TransformerDecoderLayer) and parent.multihead_attn is module
 
     def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
-        """The signature of multi-head attention."""
+        """Use the signature of multi-head attention."""
         return TorchAttention(mechanism, batch_first=bool(module.batch_first))
 
     def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[Change]:
-        """No nested tensors: the encoder would pass them to its layers in evaluation."""
+        """Turn off nested tensors, which the encoder would pass to its layers in evaluation."""
         encoders = [each for each in ancestors if isinstance(each, nn.TransformerEncoder)]
         return [Change(encoder, "use_nested_tensor", False) for encoder in encoders]
 
@@ -123,7 +123,7 @@ class TorchAttention(PatchedAttention):
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two arguments are one tensor, be it by two views of the same memory."""
+    """Return whether two arguments are one tensor, or two views of the same memory."""
     if one is other or torch.compiler.is_compiling():
         return one is other
     layout = [(t.data_ptr(), t.shape, t.stride()) for t in (one, other)]
@@ -133,7 +133,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def _merged(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch_size: int, num_heads: int
 ) -> Tensor | None:
-    """Which keys each query sees, [B or 1, H or 1, N or 1, T]; here True hides in a bool mask."""
+    """The keys that each query sees, [B or 1, H or 1, N or 1, T]; True in a bool mask hides."""
     seen = None
     if attn_mask is not None:
         seen = _seen(attn_mask)

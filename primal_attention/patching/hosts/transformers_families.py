@@ -39,12 +39,11 @@ class SeparateProjections(Host):
     def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
         """Read the four projections; grouped keys stay grouped."""
         config: Any = module.config
-        head_dim = int(_first(module, "attention_head_size", "head_dim"))
+        head_dim = int(getattr(module, "attention_head_size", 0) or module.head_dim)  # type: ignore[arg-type]
         q, k, v = (Affine.of(module.get_submodule(name)) for name in self.projections[:3])
         holder = ancestors[-1] if self.takes_over else module
         out = Affine.of(holder.get_submodule(self.projections[3]))
-        _refuse_sliding_window(module, config)
-        _refuse_odd_heads(module, q, out)
+        _refuse(module, q, out)
         factor = score_factor(float(module.scaling), head_dim)  # type: ignore[arg-type]
         if factor != 1.0 and hasattr(module, "q_norm"):
             raise ValueError(f"{type(module).__name__} scales its normalised queries by {factor}")
@@ -134,22 +133,15 @@ def _max_tokens(config: Any) -> int | None:
     return (image // patch) ** 2 + 2  # a class token, and DeiT's distillation token
 
 
-def _first(module: nn.Module, *names: str) -> Any:
-    return next(getattr(module, name) for name in names if hasattr(module, name))
-
-
-def _refuse_sliding_window(module: nn.Module, config: Any) -> None:
+def _refuse(module: nn.Module, q: Affine, out: Affine) -> None:
+    config: Any = module.config
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    if types is not None and types[module.layer_idx] != "sliding_attention":
-        return
-    if window is not None:
+    slides = types is None or types[module.layer_idx] == "sliding_attention"
+    if slides and window is not None:
         raise ValueError(
             f"{type(module).__name__} has a sliding window of {window} tokens, which no mechanism "
             "honours; set config.sliding_window = None, or patch other layers"
         )
-
-
-def _refuse_odd_heads(module: nn.Module, q: Affine, out: Affine) -> None:
     if q.weight.shape[0] != out.weight.shape[0]:
         raise ValueError(
             f"{type(module).__name__} has heads of {q.weight.shape[0]} channels in all in a model "

@@ -1,4 +1,4 @@
-"""Where every attention of a Hugging Face model is patched, its mask need not be N x N.
+"""Padding masks without N x N for Hugging Face models whose every attention is patched.
 
 Such a model gets an attention implementation of its own, under which it hands the padding [B, N] to
 its layers as it came. Masks that are more than padding are still spelled out for the layers to see.
@@ -17,7 +17,7 @@ _HOST, _NAME = "sdpa", "sdpa_padding"
 
 
 def choose_masks(model: nn.Module) -> None:
-    """Have the padding passed as it is where no attention needs more, else as the host does."""
+    """Pass the padding as it is where no attention needs more, else the masks of the host."""
     config = getattr(model, "config", None)
     chosen = getattr(config, "_attn_implementation", None)
     if config is None or chosen not in (_HOST, _NAME):
@@ -29,10 +29,9 @@ def choose_masks(model: nn.Module) -> None:
 
 
 def register_padding() -> None:
-    """Make the implementation known to transformers, for patched models and for others.
+    """Make the implementation known to transformers.
 
-    A model that is built from the config of a patched one has it too, and its attentions are those
-    of the host.
+    A model that is built from the config of a patched one has it too, with the host's attentions.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -40,38 +39,19 @@ def register_padding() -> None:
     AttentionInterface.register(_NAME, _attend)
 
 
-def _padding_mask(
-    *,
-    mask_function: Any,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    attention_mask: Any = None,
-    **others: Any,
-) -> Any:
-    """The padding as it came, unless the mask is more or the cache has a fixed size."""
-    from transformers.masking_utils import (
-        bidirectional_mask_function,
-        causal_mask_function,
-        sdpa_mask,
-    )
+def _padding_mask(**asked: Any) -> Any:
+    """Return the padding as it came, unless the mask is more or the cache has a fixed size."""
+    from transformers import masking_utils as host
 
-    plain = mask_function in (bidirectional_mask_function, causal_mask_function)
-    grows = not isinstance(q_offset, Tensor) and kv_offset == 0
-    if plain and grows and kv_length == q_offset + q_length:
-        return attention_mask
+    causal, full = host.causal_mask_function, host.bidirectional_mask_function
+    offset = asked.get("q_offset", 0)
+    grows = not isinstance(offset, Tensor) and asked.get("kv_offset", 0) == 0
+    plain = asked["mask_function"] in (causal, full)
+    if plain and grows and asked["kv_length"] == offset + asked["q_length"]:
+        return asked.get("attention_mask")
     if not grows:  # no mask would mean that the queries come last
-        others["allow_is_causal_skip"] = False
-    return sdpa_mask(
-        mask_function=mask_function,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        attention_mask=attention_mask,
-        **others,
-    )
+        asked["allow_is_causal_skip"] = False
+    return host.sdpa_mask(**asked)
 
 
 def _attend(
@@ -83,24 +63,22 @@ def _attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The host's own attention of an unpatched module, which wants its mask spelled out."""
+    """Run the host's own attention of an unpatched module, which needs its mask spelled out."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     N, T = query.shape[2], key.shape[2]
     if attention_mask is None and (N == T or not causal):
-        return sdpa_attention_forward(
-            module, query, key, value, None, is_causal=causal and N > 1, **others
-        )
-    if attention_mask is None or attention_mask.ndim == 2:
-        attention_mask = _spelled_out(attention_mask, query, T, causal=causal)
-    return sdpa_attention_forward(
-        module, query, key, value, attention_mask, is_causal=False, **others
-    )
+        others["is_causal"] = causal and N > 1
+    else:
+        others["is_causal"] = False
+        if attention_mask is None or attention_mask.ndim == 2:
+            attention_mask = _spelled_out(attention_mask, query, T, causal=causal)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
 
 
 def _spelled_out(padding: Tensor | None, query: Tensor, num_keys: int, *, causal: bool) -> Tensor:
-    """Which keys each query sees, [B or 1, 1, N, T]; one that would see none sees all."""
+    """The keys that each query sees, [B or 1, 1, N, T]; one that would see none sees all."""
     N, device = query.shape[2], query.device
     seen = torch.ones(1, 1, N, num_keys, dtype=torch.bool, device=device)
     if causal:
@@ -111,7 +89,7 @@ def _spelled_out(padding: Tensor | None, query: Tensor, num_keys: int, *, causal
 
 
 def _all_patched(model: nn.Module) -> bool:
-    """Whether there are patched layers, and nothing beside them that looks like attention."""
+    """True if there are patched layers, and no other modules that look like attention."""
     if isinstance(model, PatchedAttention):
         return True
     inside = [_all_patched(child) for child in model.children() if _has_attention(child)]
