@@ -69,10 +69,4 @@ def options_of(name: str) -> Mapping[str, inspect.Parameter]:
     return parameters
 
 
-__all__ = [
-    "ATTENTIONS",
-    "PrimalAttention",
-    "build_attention",
-    "card_of",
-    "options_of",
-]
+__all__ = ["ATTENTIONS", "PrimalAttention", "build_attention", "card_of", "options_of"]

@@ -55,7 +55,9 @@ class Packing(NamedTuple):
     @property
     def _compaction(self) -> Compaction:
         there = self.there.flatten()
-        return Compaction(there, self.back, tuple(self.there.shape), (len(self.back),))
+        num_real = (self.there >= 0).sum(1)
+        shape = tuple(self.there.shape)
+        return Compaction(there, self.back, shape, (len(self.back),), num_real)
 
 
 class Rows(NamedTuple):

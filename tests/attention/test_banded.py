@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from primal_attention.attention.baselines.banded import band, convolve
+from primal_attention.attention.baselines.nystrom import band, convolve
 
 from .dense import assert_close, randn
 

@@ -27,10 +27,11 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 class Compaction(NamedTuple):
     """One place for each token at most; -1 stands for no place and for no token."""
 
-    there: Tensor  # [L]: the token at each place
-    back: Tensor  # [N]: the place of each token
+    there: Tensor | None  # [L]: the token at each place; None where nothing moves
+    back: Tensor | None  # [N]: the place of each token
     shape: tuple[int, ...]  # of the places
     before: tuple[int, ...]  # of the tokens
+    num_real: Tensor  # [B], of each sequence
 
     def pack(self, x: Tensor) -> Tensor:
         """The tokens [*before, ...] at their places [*shape, ...]; zero where there is none."""
@@ -40,10 +41,24 @@ class Compaction(NamedTuple):
         """The inverse of :meth:`pack`."""
         return self._moved(x, self.shape, self.back, self.there, self.before)
 
+    def real(self) -> Tensor:
+        """Which places [B, N] hold a token, where those of a sequence stand at its front."""
+        return torch.arange(self.shape[1], device=self.num_real.device) < self.num_real[:, None]
+
+    def bounds(self) -> Tensor:
+        """The bounds [B + 1], int32, of sequences that stand one after the other."""
+        return F.pad(self.num_real.cumsum(0), (1, 0)).int()
+
     @staticmethod
     def _moved(
-        x: Tensor, given: tuple[int, ...], there: Tensor, back: Tensor, shape: tuple[int, ...]
+        x: Tensor,
+        given: tuple[int, ...],
+        there: Tensor | None,
+        back: Tensor | None,
+        shape: tuple[int, ...],
     ) -> Tensor:
+        if there is None or back is None:
+            return x
         rows = x.reshape(math.prod(given), *x.shape[len(given) :])
         return _moved(rows, there, back).reshape(*shape, *rows.shape[1:])
 
@@ -79,73 +94,42 @@ class _Moved(torch.autograd.Function):
         return _moved(gradients[0], back, there), None, None
 
 
-class Order(NamedTuple):
-    """The order of the tokens of a batch: the real ones first, then the padding."""
+def token_order(x: Tensor, mask: Tensor | None) -> Compaction:
+    """Bring the real tokens of x [B, N, ...] to the front of their sequence.
 
-    compaction: Compaction | None  # None where nothing is padded
-    num_real: Tensor  # [B]
-    length: int  # N
-
-    def pack(self, x: Tensor) -> Tensor:
-        """The tokens [B, N, ...] in order: the real ones at the front."""
-        return x if self.compaction is None else self.compaction.pack(x)
-
-    def unpack(self, x: Tensor) -> Tensor:
-        """The inverse of :meth:`pack`."""
-        return x if self.compaction is None else self.compaction.unpack(x)
-
-    def real(self) -> Tensor:
-        """Which of the packed tokens are real, bool [B, N]."""
-        return torch.arange(self.length, device=self.num_real.device) < self.num_real[:, None]
-
-
-def token_order(x: Tensor, mask: Tensor | None) -> Order:
-    """The order of the tokens x [B, N, ...] under a mask [B, N] that is True at real tokens."""
+    The mask [B, N] is True at real tokens.
+    """
     B, N = x.shape[:2]
     if mask is None:
-        return Order(None, torch.full((B,), N, device=x.device), N)
+        num_real = torch.full((B,), N, device=x.device)
+        return Compaction(None, None, (B, N), (B, N), num_real)
     first = N * torch.arange(B, device=x.device)[:, None]
-    slot = slots(mask)
-    there = (inverse(slot) + first).flatten()
-    moved = Compaction(there, (slot + first).flatten(), (B, N), (B, N))
-    return Order(moved, mask.sum(1), N)
-
-
-def slots(mask: Tensor) -> Tensor:
-    """The place [B, N] of each token when the real ones of the mask [B, N] come first."""
     up_to = mask.cumsum(1)
-    padding = up_to[:, -1:] + torch.arange(mask.shape[1], device=mask.device) - up_to
-    return torch.where(mask, up_to - 1, padding)
+    place = torch.arange(N, device=mask.device)
+    slot = torch.where(mask, up_to - 1, up_to[:, -1:] + place - up_to)
+    token = torch.zeros_like(slot).scatter(1, slot, place.expand_as(slot))
+    there, back = (token + first).flatten(), (slot + first).flatten()
+    return Compaction(there, back, (B, N), (B, N), mask.sum(1))
 
 
-def inverse(permutation: Tensor) -> Tensor:
-    """Where each position of the permutations [B, N] occurs."""
-    place = torch.arange(permutation.shape[1], device=permutation.device)
-    return torch.zeros_like(permutation).scatter(1, permutation, place.expand_as(permutation))
-
-
-def together(mask: Tensor) -> tuple[Compaction, Tensor]:
-    """All real tokens of a mask [B, N] one after the other, and their bounds [B + 1], int32.
-
-    The places behind the last belong to no sequence.
-    """
+def together(mask: Tensor) -> Compaction:
+    """Pack all real tokens of a mask [B, N] one after the other; the last places stay empty."""
     real = mask.flatten()
     place, tokens = real.cumsum(0) - 1, torch.arange(len(real), device=mask.device)
     nowhere = torch.full((len(real) + 1,), -1, device=mask.device)
     there = nowhere.scatter(0, torch.where(real, place, len(real)), tokens)[:-1]
-    back, bounds = torch.where(real, place, -1), F.pad(mask.sum(1).cumsum(0), (1, 0)).int()
-    return Compaction(there, back, (len(real),), tuple(mask.shape)), bounds
+    back = torch.where(real, place, -1)
+    return Compaction(there, back, (len(real),), tuple(mask.shape), mask.sum(1))
 
 
-def padded(bounds: Tensor, num_tokens: int, longest: int) -> tuple[Compaction, Tensor]:
-    """Packed sequences with bounds [B + 1] as [B, longest], and the mask of their tokens."""
+def padded(bounds: Tensor, num_tokens: int, longest: int) -> Compaction:
+    """Pad packed sequences [1, T] with bounds [B + 1] to [B, longest]."""
     B, device = bounds.shape[0] - 1, bounds.device
     places = bounds[:-1, None] + torch.arange(longest, device=device)
-    mask = places < bounds[1:, None]
+    there = torch.where(places < bounds[1:, None], places, -1).flatten()
     tokens = torch.arange(num_tokens, device=device)
     sequence = torch.searchsorted(bounds[1:], tokens, right=True)
     along = tokens - bounds[sequence]
     inside = (along < longest) & (sequence < B)
     back = torch.where(inside, sequence * longest + along, -1)
-    there = torch.where(mask, places, -1).flatten()
-    return Compaction(there, back, (B, longest), (num_tokens,)), mask
+    return Compaction(there, back, (B, longest), (1, num_tokens), bounds.diff())

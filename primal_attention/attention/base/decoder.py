@@ -3,7 +3,9 @@
 Letters: B batch, N tokens, D model dim.
 """
 
-from typing import Any, Protocol
+from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,28 +13,44 @@ from torch import Tensor
 _WARM_UP = 3  # steps before the recording, in which libraries choose and allocate
 
 
-class Decodes(Protocol):
-    """A causal layer with a state of constant size."""
+class Decoding:
+    """A layer whose causal form goes on from a state, token by token."""
+
+    causal: bool
 
     def init_state(self, batch_size: int) -> Any:
-        """The state before the first token: a NamedTuple of tensors."""
+        """The state before the first token: a NamedTuple of tensors, batch first."""
+        raise NotImplementedError
 
-    def prefill(self, x: Tensor, state: Any, *, token_mask: Tensor | None) -> tuple[Tensor, Any]:
-        """Outputs of the tokens that follow the state, and the state after them."""
+    def prefill(
+        self, x: Tensor, state: Any = None, *, token_mask: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
+        raise NotImplementedError
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The same for one token of each sequence."""
+        """Output [B, D] of the next token x_t [B, D], and the state after it."""
+        y, state = self.prefill(x_t[:, None], state)
+        return y[:, 0], state
+
+    def decoder(self, batch_size: int) -> Decoder:
+        """Return the decoder of a batch, which replays one graph a token on a GPU."""
+        return Decoder(self, batch_size)
+
+    def _check_causal(self) -> None:
+        if not self.causal:
+            raise ValueError("prefill, step and init_state need a layer built with causal=True")
 
 
 class Decoder:
-    """The state of one batch, which each call moves on by a token: ``y_t = decoder(x_t)``.
+    """The state of one batch, advanced by a token in each call: ``y_t = decoder(x_t)``.
 
-    On a GPU the first call records the launches of a step, with the dtype and the autocast of that
-    call, and further ones replay them: the host then launches one graph. Weights may change between
-    calls, but not move. No gradients are recorded.
+    On a GPU the first call records the launches of a step, with its dtype and autocast, and further
+    ones replay them as one graph. Weights may change between calls, but not move. No gradients are
+    recorded.
     """
 
-    def __init__(self, layer: Decodes, batch_size: int):
+    def __init__(self, layer: Decoding, batch_size: int):
         self.layer, self.batch_size = layer, batch_size
         first = layer.init_state(batch_size)
         self.state = type(first)(*(each.clone() for each in first))  # none a view of another

@@ -7,11 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from primal_attention.feature_maps import (
-    FeatureMap,
-    FeatureMapSpec,
-    feature_map_pair,
-)
+from primal_attention.feature_maps import FeatureMap, FeatureMapSpec, feature_map_pair
 
 
 class Side(NamedTuple):

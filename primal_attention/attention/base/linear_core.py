@@ -7,12 +7,15 @@ and $z = \sum_j \phi_k(j)$. Both come from one pass: the values get a channel th
 Letters: B batch, N tokens, T source tokens, H heads, C head dim, P feature dim, V channels.
 """
 
-from typing import NamedTuple
+from abc import abstractmethod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from primal_attention.attention.base.features import Side
+from primal_attention.attention.base.projections import outputs_of
+from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.causal import scan
 from primal_attention.ops.primal import both_sides, moment
@@ -26,10 +29,23 @@ class Moments(NamedTuple):
     k_sum: Tensor  # [B, H, P]
 
 
-def empty_moments(k: Tensor, batch_size: int, num_heads: int, shape: tuple[int, int]) -> Moments:
-    """The moments of no token, for a shape (P, C), with the device of k and its dtype widened."""
-    kv = accumulate(k.new_zeros(batch_size, num_heads, *shape))
-    return Moments(kv, kv[..., 0])
+class MomentsAttention(DecodingAttention):
+    """A mechanism whose state before and after tokens is :class:`Moments`."""
+
+    @property
+    @abstractmethod
+    def num_features(self) -> int:
+        """P."""
+
+    def init_state(self, batch_size: int) -> Any:
+        """The moments of no token."""
+        self._check_causal()
+        return self._no_moments(batch_size)
+
+    def _no_moments(self, batch_size: int) -> Moments:
+        shape = batch_size, self.num_heads, self.num_features, self.head_dim
+        kv = accumulate(outputs_of(self.k_proj).new_zeros(shape))
+        return Moments(kv, kv[..., 0])
 
 
 def attend_moments(
@@ -42,37 +58,11 @@ def attend_moments(
 ) -> Tensor:
     """Outputs [B, N, H, C] over all real source tokens.
 
-    The normaliser is at least ``least``; where that is None, an output is 0 where the normaliser is
+    The normaliser is at least ``least``; if that is None, an output is 0 where the normaliser is
     too small to have any digits.
     """
-    read = read_moment(queries, key_moment(keys, _with_ones(v), source_mask))
+    read = read_moment(key_moment(keys, _with_ones(v), source_mask), queries)
     return _normalised(read, least).to(v.dtype)
-
-
-def timed_moments(
-    queries: Side,  # [B, N, H, .]
-    keys: Side,
-    v: Tensor,  # [B, N, H, C]
-    steps: Tensor | None,  # [B, N, H]: how much time passes at each token
-    mask: Tensor | None,
-    before: Moments | None,
-    *,
-    causal: bool,
-    divided: bool,  # by the normaliser
-) -> tuple[Tensor, Moments]:
-    """Sums [B, N, H, C], at least float32, that forget with time, and the moments of a causal scan.
-
-    In both directions time passes backwards too.
-    """
-    v = _with_ones(v) if divided else v
-    state = None
-    if before is not None:
-        pair = [before.kv, before.k_sum[..., None]] if divided else [before.kv]
-        state = torch.cat(pair, dim=-1)
-    read, state = scan_moment(queries, keys, v, state, mask, steps, future=not causal)
-    if divided:
-        return _normalised(read, None), Moments(state[..., :-1], state[..., -1])
-    return read, Moments(state, state.new_zeros(state.shape[:-1]))
 
 
 def scan_moments(
@@ -81,12 +71,17 @@ def scan_moments(
     v: Tensor,  # [B, N, H, C]
     before: Moments | None,
     mask: Tensor | None,  # [B, N], True = real token
+    steps: Tensor | None = None,  # [B, N, H]: how much time passes at each token
     *,
+    causal: bool = True,
     least: float | None = None,
 ) -> tuple[Tensor, Moments]:
-    """Outputs [B, N, H, C] over the tokens up to each, and the moments after the last."""
+    """Outputs [B, N, H, C] over the tokens up to each, and the moments after the last.
+
+    Not causal, time passes in both directions.
+    """
     state = None if before is None else torch.cat([before.kv, before.k_sum[..., None]], dim=-1)
-    read, state = scan_moment(queries, keys, _with_ones(v), state, mask)
+    read, state = scan_moment(queries, keys, _with_ones(v), state, mask, steps, future=not causal)
     return _normalised(read, least).to(v.dtype), Moments(state[..., :-1], state[..., -1])
 
 
@@ -96,13 +91,9 @@ def key_moment(keys: Side, values: Tensor, mask: Tensor | None) -> Tensor:
     return moment(z, values, (keys.feature_map,), _of_rows(mask)).transpose(0, 1)
 
 
-def read_moment(queries: Side, total: Tensor) -> Tensor:
-    r"""$\phi_q(i)^\top S$ [B, N, H, V] of queries [B, N, H, .] and S [B, H, P, V]."""
-    return _read(total, queries)
-
-
 @exact
-def _read(total: Tensor, queries: Side) -> Tensor:
+def read_moment(total: Tensor, queries: Side) -> Tensor:
+    r"""$\phi_q(i)^\top S$ [B, N, H, V] of queries [B, N, H, .] and S [B, H, P, V]."""
     phi = FIXED_MAPS[queries.feature_map](accumulate(queries.z.transpose(1, 2)))
     return (phi @ total).transpose(1, 2)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.decoder import Decoder
+from primal_attention.attention.base.decoder import Decoding
 from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
 from primal_attention.attention.base.positions import check_rotary, rotary_positions, rotated
 from primal_attention.attention.base.validation import check_heads, check_probabilities
@@ -59,6 +59,7 @@ class QKVAttention(nn.Module, ABC):
     """
 
     mechanism: ClassVar[Mechanism]
+    shown: ClassVar[tuple[str, ...]] = ()  # attributes that are printed
     __signature__ = _Signature()
 
     def __init__(
@@ -119,8 +120,9 @@ class QKVAttention(nn.Module, ABC):
         return self._output(self._attended(tokens, source), tokens)
 
     def extra_repr(self) -> str:
-        """The sizes, for printing."""
-        return f"{self.dim}, {self.num_heads}, causal={self.causal}"
+        """The sizes and choices, for printing."""
+        shown = "".join(f", {name}={getattr(self, name)!r}" for name in self.shown)
+        return f"{self.dim}, {self.num_heads}, causal={self.causal}{shown}"
 
     def _attended(self, tokens: Tokens, source: Tokens) -> Tensor:
         """Outputs of the heads [B, N, H, C]."""
@@ -172,7 +174,7 @@ class SharedQKAttention(QKVAttention):
         return q, q, self._by_head(self.v_proj(tokens.x))
 
 
-class DecodingAttention(QKVAttention):
+class DecodingAttention(QKVAttention, Decoding):
     """A mechanism whose causal form can go on from a state, token by token."""
 
     @abstractmethod
@@ -204,16 +206,3 @@ class DecodingAttention(QKVAttention):
     def num_before(self, state: Any) -> Tensor:
         """How many real tokens a state has seen, [B], where the mechanism counts positions."""
         raise NotImplementedError(type(self).__name__)
-
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Output [B, D] of the next token x_t [B, D], and the state after it."""
-        y, state = self.prefill(x_t[:, None], state)
-        return y[:, 0], state
-
-    def decoder(self, batch_size: int) -> Decoder:
-        """Return the decoder of a batch, which replays one graph a token on a GPU."""
-        return Decoder(self, batch_size)
-
-    def _check_causal(self) -> None:
-        if not self.causal:
-            raise ValueError("prefill, step and init_state need a layer built with causal=True")

@@ -13,12 +13,11 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import Side
 from primal_attention.attention.base.linear_core import (
     Moments,
+    MomentsAttention,
     attend_moments,
-    empty_moments,
     scan_moments,
 )
-from primal_attention.attention.base.projections import outputs_of
-from primal_attention.attention.base.qkv import DecodingAttention, Options
+from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.feature_maps import relu
 from primal_attention.ops.causal import token_counts
@@ -36,7 +35,7 @@ class CosformerState(NamedTuple):
     num_tokens: Tensor  # [B]
 
 
-class CosformerAttention(DecodingAttention):
+class CosformerAttention(MomentsAttention):
     r"""Linear attention with rectified features and cosine re-weighting, Qin et al. 2022.
 
     $y_i = \sum_j s_{ij} v_j / \sum_j s_{ij}$ with
@@ -48,8 +47,6 @@ class CosformerAttention(DecodingAttention):
     larger of the two numbers with a context), as published.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         max_tokens: Longest sequence, and the scale M of the distances; beyond it weights would be
             negative, so longer inputs are a ValueError. For a causal layer, which cannot know the
             number of tokens to come, None is 4,096.
@@ -63,21 +60,17 @@ class CosformerAttention(DecodingAttention):
         cross=True,
         decode="sums of features and of features times values, number of tokens",
         needs_max_tokens=True,
-        rank_bound=lambda layer: 2 * layer.head_dim,
+        rank_bound=lambda layer: layer.num_features,
         sums_over_queries=lambda layer: True,
     )
+    shown = ("max_tokens",)
     contract_exemptions: ClassVar[dict[str, str]] = {
         "autocast": "the gradient of relu jumps where rounding moves a feature across 0: outputs "
         "differ by 0.4 % of their norm, gradients by 2 to 9 %"
     }
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        max_tokens: int | None = None,
-        **options: Unpack[Options],
+        self, dim: int, num_heads: int, *, max_tokens: int | None = None, **options: Unpack[Options]
     ):
         super().__init__(dim, num_heads, **options)
         check_sizes(max_tokens=max_tokens)
@@ -95,11 +88,15 @@ class CosformerAttention(DecodingAttention):
             return scan_moments(phi_q, phi_k, v, None, mask, least=_LEAST)[0]
         return attend_moments(phi_q, phi_k, v, source_mask, least=_LEAST)
 
+    @property
+    def num_features(self) -> int:
+        """Two for each channel."""
+        return 2 * self.head_dim
+
     def init_state(self, batch_size: int) -> CosformerState:
         """The sums of no token."""
         self._check_causal()
-        shape = 2 * self.head_dim, self.head_dim
-        kv, k_sum = empty_moments(outputs_of(self.k_proj), batch_size, self.num_heads, shape)
+        kv, k_sum = self._no_moments(batch_size)
         return CosformerState(kv, k_sum, kv[:, 0, 0, 0])
 
     def extend(
@@ -116,10 +113,6 @@ class CosformerAttention(DecodingAttention):
         before = Moments(state.kv, state.k_sum)
         out, moments = scan_moments(phi_q, phi_k, v, before, mask, least=_LEAST)
         return out, CosformerState(*moments, last)
-
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        return f"{super().extra_repr()}, max_tokens={self.max_tokens}"
 
     def _scale(self, counts: Tensor, source_counts: Tensor) -> Tensor:
         """M for each sequence, [B, 1, 1, 1]."""

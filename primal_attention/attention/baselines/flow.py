@@ -106,7 +106,7 @@ def _flow(
     share = strength / strength.sum(1, keepdim=True).clamp(min=_EPS) * num_sources
     allocation = (conserved_in * num_sinks / num_sources.clamp(min=1)).sigmoid()
     total = key_moment(_plain(sources), accumulate(v) * share[..., None], None)
-    read = read_moment(_plain(sinks / incoming[..., None]), total)
+    read = read_moment(total, _plain(sinks / incoming[..., None]))
     return (read * allocation[..., None]).to(v.dtype)
 
 

@@ -1,7 +1,4 @@
-r"""Linear attention: $y_i = \phi(q_i)^\top S / \phi(q_i)^\top z$ with sums S and z over the keys.
-
-$S = \sum_j \phi(k_j) v_j^\top$ and $z = \sum_j \phi(k_j)$ come from one pass: the values get a
-channel that is 1.
+"""Linear attention; the normaliser and the moments are those of ``base.linear_core``.
 
 Letters: B batch, N tokens, T source tokens, H heads, C head dim, P feature dim.
 """
@@ -16,29 +13,26 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeaturePair, Side
 from primal_attention.attention.base.linear_core import (
     Moments,
+    MomentsAttention,
     attend_moments,
-    empty_moments,
     key_moment,
     read_moment,
+    scan_moment,
     scan_moments,
-    timed_moments,
 )
 from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.base.positions import TimedLayer, rms_normed
-from primal_attention.attention.base.projections import outputs_of
-from primal_attention.attention.base.qkv import DecodingAttention, Options
+from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.svr.scaled_heads import ScaledHeads, Source
 from primal_attention.feature_maps import FeatureMapSpec
 
 
-class LinearAttention(DecodingAttention, TimedLayer):
+class LinearAttention(MomentsAttention, TimedLayer):
     r"""Attention with the kernel $\phi(q)^\top \phi(k)$, Katharopoulos et al. 2020.
 
     The normaliser counts real tokens only; where it is zero the output is zero.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         feature_map: ``elu`` (the paper's elu + 1), ``relu``, ``exponential``, ``cosine``,
             ``identity``, a :class:`~primal_attention.feature_maps.FeatureMap`, or a pair (queries,
             keys) of these. The last two names have kernels of both signs, with a normaliser that
@@ -95,75 +89,68 @@ class LinearAttention(DecodingAttention, TimedLayer):
             nn.init.ones_(self.score_gain)
         self.reset_time()
 
+    @property
+    def num_features(self) -> int:
+        """P."""
+        return self.features.feature_dim
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """One sum over all keys, or one for each scale, or the scan where causal."""
+        """One sum over all keys, or one for each scale, or the scan if causal."""
         if self.causal:
             return self._scan(q, k, v, None, mask)[0]
         return self.scaled.each(q, Source(k, v, source_mask), self._attend_to)
 
     def _attend_to(self, q: Tensor, source: Source, heads: list[int]) -> Tensor:
-        queries, keys = in_range(self.features.queries(q)), self.features.keys(source.k)
-        return attend_moments(queries, keys, source.v, source.mask)
+        return attend_moments(*self._sides(q, source.k), source.v, source.mask)
 
     def _attended(self, tokens: Tokens, source: Tokens) -> Tensor:
         if self.decay is None and not self.score_norm:
             return super()._attended(tokens, source)
         q, k, v = self._project(tokens, source)
-        if self.decay is not None or self.causal:
-            if source is not tokens:
-                raise ValueError(
-                    f"a context does not go with decay={self.decay!r}: its tokens have no time in "
-                    f"common with those of x"
-                )
-            return self._timed(q, k, v, tokens, None)[0]
-        queries, keys = self.features.queries(q), self.features.keys(k)
-        return self._normed(read_moment(queries, key_moment(keys, v, source.mask)), v)
+        if self.decay is None and not self.causal:
+            queries, keys = self._sides(q, k)
+            return self._normed(read_moment(key_moment(keys, v, source.mask), queries), v)
+        if source is not tokens:
+            raise ValueError(
+                f"a context does not go with decay={self.decay!r}: its tokens have no time in "
+                f"common with those of x"
+            )
+        return self._scan(q, k, v, None, tokens.mask, self.time_steps(*tokens))[0]
 
     def _extended(self, tokens: Tokens, state: Moments) -> tuple[Tensor, Moments]:
-        if self.decay is None and not self.score_norm:
-            return super()._extended(tokens, state)
-        return self._timed(*self._project(tokens, tokens), tokens, state)
-
-    def _timed(
-        self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, before: Moments | None
-    ) -> tuple[Tensor, Moments]:
-        """Sums that forget with time, over their normaliser or normed, and the moments."""
-        queries = self.features.queries(q)
-        out, after = timed_moments(
-            queries if self.score_norm else in_range(queries),
-            self.features.keys(k),
-            v,
-            self.time_steps(*tokens),
-            tokens.mask,
-            before,
-            causal=self.causal,
-            divided=not self.score_norm,
-        )
-        return self._normed(out, v), after
-
-    def _normed(self, out: Tensor, v: Tensor) -> Tensor:
-        out = rms_normed(out, self.score_gain) if self.score_norm else out
-        return out.to(v.dtype)
-
-    def init_state(self, batch_size: int) -> Moments:
-        """The sums of no token."""
-        self._check_causal()
-        shape = self.features.feature_dim, self.head_dim
-        return empty_moments(outputs_of(self.k_proj), batch_size, self.num_heads, shape)
+        q, k, v = self._project(tokens, tokens)
+        return self._scan(q, k, v, state, tokens.mask, self.time_steps(*tokens))
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Moments, mask: Tensor | None
     ) -> tuple[Tensor, Moments]:
-        """Go on from the sums."""
+        """Go on from the sums, without a decay."""
         return self._scan(q, k, v, state, mask)
 
     def _scan(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Moments | None, mask: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Moments | None,
+        mask: Tensor | None,
+        steps: Tensor | None = None,
     ) -> tuple[Tensor, Moments]:
-        queries, keys = in_range(self.features.queries(q)), self.features.keys(k)
-        return scan_moments(queries, keys, v, state, mask)
+        queries, keys = self._sides(q, k)
+        if not self.score_norm:
+            return scan_moments(queries, keys, v, state, mask, steps, causal=self.causal)
+        before, future = None if state is None else state.kv, not self.causal
+        read, kv = scan_moment(queries, keys, v, before, mask, steps, future=future)
+        return self._normed(read, v), Moments(kv, kv.new_zeros(kv.shape[:-1]))
+
+    def _sides(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
+        queries = self.features.queries(q)
+        return queries if self.score_norm else in_range(queries), self.features.keys(k)
+
+    def _normed(self, out: Tensor, v: Tensor) -> Tensor:
+        return rms_normed(out, self.score_gain).to(v.dtype)
 
 
 def in_range(queries: Side) -> Side:

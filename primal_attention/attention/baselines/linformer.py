@@ -27,8 +27,6 @@ class LinformerAttention(QKVAttention):
     Not causal: each projected key is made of all tokens.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         max_tokens: Longest sequence of keys, padding included; more is a ValueError.
         num_projected: M, at most ``max_tokens``; 256 if None, or ``max_tokens`` where that is less.
         share_kv: One map for keys and values, F = E.
@@ -43,6 +41,7 @@ class LinformerAttention(QKVAttention):
         needs_max_tokens=True,
         rank_bound=lambda layer: layer.num_projected,
     )
+    shown = ("max_tokens", "num_projected", "share_kv")
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class LinformerAttention(QKVAttention):
         num_projected = min(256, max_tokens) if num_projected is None else num_projected
         if num_projected > max_tokens:
             raise ValueError(f"num_projected must be at most {max_tokens=}, got {num_projected}")
-        self.max_tokens, self.num_projected = max_tokens, num_projected
+        self.max_tokens, self.num_projected, self.share_kv = max_tokens, num_projected, share_kv
         # E and F are kept transposed: one row for each token.
         self.e_proj = nn.Parameter(torch.empty(max_tokens, num_projected))
         self.f_proj = None if share_kv else nn.Parameter(torch.empty(max_tokens, num_projected))
@@ -83,13 +82,6 @@ class LinformerAttention(QKVAttention):
         k, v = (order.pack(zero_padding(z, source_mask)) for z in (k, v))
         k, v = _projected(k, self.e_proj[:T]), _projected(v, f_proj[:T])
         return softmax_attention(q, k, v)
-
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        return (
-            f"{super().extra_repr()}, max_tokens={self.max_tokens}, "
-            f"num_projected={self.num_projected}, share_kv={self.f_proj is None}"
-        )
 
 
 def _projected(z: Tensor, projection: Tensor) -> Tensor:

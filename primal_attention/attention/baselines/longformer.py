@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.compaction import Order, take, token_order
-from primal_attention.attention.base.masks import Tokens, real_tokens
+from primal_attention.attention.base.compaction import Compaction, take, token_order
+from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention, Options
 from primal_attention.attention.base.validation import check_sizes
@@ -50,8 +50,6 @@ class LongformerAttention(DecodingAttention):
     a global token sees then lies among the global tokens, so there are no global projections.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         window: Width w of the window, an even number.
         num_global_tokens: How many of the first real tokens are global, G; 1 for a class token.
         **options: Those of :class:`QKVAttention`.
@@ -65,6 +63,7 @@ class LongformerAttention(DecodingAttention):
         fused="SDPA",
         no_matrix=lambda layer: _TWO_PROJECTIONS if layer.has_global_rows else None,
     )
+    shown = ("window", "num_global_tokens")
 
     def __init__(
         self,
@@ -90,24 +89,9 @@ class LongformerAttention(DecodingAttention):
             self.k_global = nn.Linear(dim, dim, bias=bias)
             self.v_global = nn.Linear(dim, dim, bias=bias)
 
-    def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        token_mask: Tensor | None = None,
-        context_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Attention outputs [B, N, D] of x [B, N, D], zero at padded positions.
-
-        Masks are bool [B, N], True at real tokens. A context is a ValueError.
-        """
-        self._check(x, context, token_mask, context_mask)
-        tokens = real_tokens(x, token_mask)
-        out = self._attended(tokens, tokens)
-        if self.has_global_rows:
-            out = self._with_global_rows(out, tokens)
-        return self._output(out, tokens)
+    def _attended(self, tokens: Tokens, source: Tokens) -> Tensor:
+        out = super()._attended(tokens, source)
+        return self._with_global_rows(out, tokens) if self.has_global_rows else out
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
@@ -135,13 +119,6 @@ class LongformerAttention(DecodingAttention):
         out = order.unpack(_attend(order.pack(q), joined, self.reach))
         return out, _last(joined, order, self.window)
 
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        return (
-            f"{super().extra_repr()}, window={self.window}, "
-            f"num_global_tokens={self.num_global_tokens}"
-        )
-
     def _empty_cache(self, like: Tensor) -> WindowCache:
         B, _, H, C = like.shape
         k = like.new_zeros(B, self.reach.before, H, C)
@@ -152,25 +129,19 @@ class LongformerAttention(DecodingAttention):
         """The outputs [B, N, H, C] with those of the global tokens put in."""
         order = token_order(tokens.x, tokens.mask)
         x_global = order.pack(tokens.x)[:, : self.num_global_tokens]
-        q, k, v = (
-            projected.unflatten(-1, (self.num_heads, -1))
-            for projected in (
-                self.q_global(x_global),
-                self.k_global(tokens.x),
-                self.v_global(tokens.x),
-            )
-        )
+        q, k = self._by_head(self.q_global(x_global)), self._by_head(self.k_global(tokens.x))
+        v = self._by_head(self.v_global(tokens.x))
         rows = softmax_attention(q, k, v, tokens.mask)  # [B, G, H, C]
         packed = torch.cat([rows, order.pack(out)[:, rows.shape[1] :]], dim=1)
         return order.unpack(packed)
 
 
-def _joined(cache: WindowCache, k: Tensor, v: Tensor, order: Order) -> WindowCache:
+def _joined(cache: WindowCache, k: Tensor, v: Tensor, order: Compaction) -> WindowCache:
     """The cache with the new tokens behind those of the window, and the global ones filled in."""
     B, G = cache.global_k.shape[:2]
     seen = cache.num_tokens.long()[:, None]
     place = torch.arange(G, device=k.device).expand(B, -1)
-    place = torch.where(place < seen, place, G + place - seen).clamp(max=G + order.length - 1)
+    place = torch.where(place < seen, place, G + place - seen).clamp(max=G + order.shape[1] - 1)
     return WindowCache(
         torch.cat([cache.k.to(k.dtype), k], dim=1),
         torch.cat([cache.v.to(v.dtype), v], dim=1),
@@ -193,7 +164,7 @@ def _attend(q: Tensor, joined: WindowCache, reach: Reach) -> Tensor:
     return attend_blocks(into_blocks(q, length), source)[:, :N]
 
 
-def _last(joined: WindowCache, order: Order, window: int) -> WindowCache:
+def _last(joined: WindowCache, order: Compaction, window: int) -> WindowCache:
     """The cache after the new tokens: the last ones, in at least float32."""
     last = order.num_real[:, None] + torch.arange(window, device=joined.k.device)
     return WindowCache(

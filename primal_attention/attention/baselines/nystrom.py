@@ -1,11 +1,14 @@
 r"""Nystromformer: softmax attention by the Nystrom method, through segment means.
 
-Letters: B batch, N tokens, H heads, C head dim, M landmarks.
+Letters: B batch, N tokens, H heads, C head dim, M landmarks or segments, K taps, L tokens of a
+block, W of its window.
 """
 
 from typing import Unpack
 
 import torch
+import torch.nn.functional as F
+from einops import einsum, rearrange
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
@@ -14,10 +17,10 @@ from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.projections import has_plain_call
 from primal_attention.attention.base.qkv import Options, QKVAttention
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.baselines.banded import convolve
-from primal_attention.attention.baselines.segments import segment_means, token_segments
 from primal_attention.attention.baselines.softmax import softmax_attention
 from primal_attention.precision import accumulate, exact
+
+_WINDOW = 128  # tokens of a window of the convolution, at least
 
 
 class NystromAttention(QKVAttention):
@@ -36,8 +39,6 @@ class NystromAttention(QKVAttention):
     the norm of each matrix, not from the largest of the batch, which would mix sequences.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         num_landmarks: Number of landmarks M.
         num_iterations: Iterations of the pseudo-inverse.
         conv_kernel_size: Odd size of the convolution of the values (33 as published), or None.
@@ -45,6 +46,7 @@ class NystromAttention(QKVAttention):
     """
 
     mechanism = Mechanism("Xiong et al., 2021", "N", fused="SDPA")
+    shown = ("num_landmarks",)
 
     def __init__(
         self,
@@ -88,10 +90,6 @@ class NystromAttention(QKVAttention):
             return out
         order = token_order(v, mask)
         return out + order.unpack(self._convolved(order.pack(zero_padding(v, mask))))
-
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        return f"{super().extra_repr()}, num_landmarks={self.num_landmarks}"
 
     def _convolved(self, v: Tensor) -> Tensor:
         """The values [B, N, H, C] convolved along the tokens."""
@@ -143,3 +141,56 @@ def _polynomial(y: Tensor, x: Tensor, yx: Tensor) -> Tensor:
     r"""$\frac14 (13 I + Y (15 I + Y (7 I + Y)))\, X$ from the product YX."""
     inner = torch.add(1.75 * x, yx, alpha=0.25)
     return torch.add(y @ torch.add(y @ inner, x, alpha=3.75), x, alpha=3.25)
+
+
+def token_segments(x: Tensor, mask: Tensor | None, num_segments: int) -> Tensor:
+    """Which tokens of x [B, N, ...] each segment holds, bool [B, M, N].
+
+    The i-th of n real tokens is in segment i M // n: no segment is empty where n is at least M, and
+    none holds more than one token where n is at most M.
+    """
+    mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+    place, num_real = mask.cumsum(1) - 1, mask.sum(1, keepdim=True).clamp(min=1)
+    of_token = (place * num_segments // num_real)[:, None]
+    segment = torch.arange(num_segments, device=x.device)[:, None]
+    return (of_token == segment) & mask[:, None]
+
+
+@exact
+def segment_means(z: Tensor, segments: Tensor) -> Tensor:
+    """Means [B, M, H, C] of the tokens [B, N, H, C] of each segment; zero where it has none."""
+    wide = accumulate(z)
+    sums = einsum(segments.to(wide.dtype), wide, "b m n, b n h c -> b m h c")
+    return (sums / segments.sum(2).clamp(min=1)[:, :, None, None]).to(z.dtype)
+
+
+def convolve(x: Tensor, taps: Tensor) -> Tensor:
+    r"""Filter the tokens x [B, N, H, C] by the taps [H, K] of each head, K odd, with zeros around.
+
+    $y_i = \sum_k w_k\, x_{i + k - (K - 1) / 2}$ for a block of tokens is the product of a matrix
+    with w along its diagonals and of the tokens around the block: sizes for matrix units, and sums
+    in a fixed order.
+    """
+    (B, N), K = x.shape[:2], taps.shape[1]
+    window = _window(K)
+    block = window - K + 1
+    num_blocks = -(-N // block)
+    before, after = K // 2, num_blocks * block - N + K // 2
+    windows = F.pad(x, (0, 0, 0, 0, before, after)).unfold(1, window, block)  # [B, N/L, H, C, W]
+    matrices = band(accumulate(taps), block).expand(B, -1, -1, -1).to(x.dtype)  # summed back wide
+    product = matrices @ rearrange(windows, "b n h c w -> b h w (n c)")
+    return rearrange(product, "b h l (n c) -> b (n l) h c", n=num_blocks)[:, :N]
+
+
+def band(taps: Tensor, num_rows: int) -> Tensor:
+    """Matrices [H, L, L + K - 1] whose row i has the taps [H, K] from column i on."""
+    H, K = taps.shape
+    width = num_rows + K - 1
+    # Rows that are one longer than those of the result: each starts one column further there.
+    rows = F.pad(taps, (0, num_rows)).repeat(1, num_rows)
+    return rows[:, : num_rows * width].view(H, num_rows, width)
+
+
+def _window(num_taps: int) -> int:
+    """A power of two, of which at most a third is read for the neighbours of a block."""
+    return max(_WINDOW, 1 << (3 * num_taps - 1).bit_length())

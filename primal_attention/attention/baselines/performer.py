@@ -1,6 +1,11 @@
 r"""Performer: softmax attention estimated by positive orthogonal random features (FAVOR+).
 
-Letters: B batch, N tokens, H heads, C head dim, P random features.
+The features $g(z) = \exp(w^\top z - |z|^2 / 2) + \epsilon$ are by far the largest tensors. So the
+form without a scan adds epsilon to their sums, $\sum_j g(k_j) v_j^\top = \sum_j \exp(\cdot)
+v_j^\top + \epsilon \sum_j v_j^\top$, and applies factors that cancel, $P^{-1/2}$ among them, to no
+feature.
+
+Letters: B batch, N tokens, T source tokens, H heads, C head dim, P random features.
 """
 
 import math
@@ -14,20 +19,21 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import Side
 from primal_attention.attention.base.linear_core import (
     Moments,
+    MomentsAttention,
     attend_moments,
-    empty_moments,
     scan_moments,
 )
-from primal_attention.attention.base.projections import has_plain_call, outputs_of
-from primal_attention.attention.base.qkv import DecodingAttention, Options
+from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.projections import has_plain_call
+from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.baselines.random_features import attend_exponentials
 from primal_attention.feature_maps import ExponentialFeatureMap
+from primal_attention.precision import accumulate, exact
 
 _LEAST = 1e-12  # of the normaliser; where there is a key it is at least 1e-6 / sqrt(P)
 
 
-class PerformerAttention(DecodingAttention):
+class PerformerAttention(MomentsAttention):
     r"""Linear attention with random features of the softmax kernel, Choromanski et al. 2021.
 
     $y_i = \frac{g(q_i)^\top \sum_j g(k_j) v_j^\top}{g(q_i)^\top \sum_j g(k_j)}$ with
@@ -43,8 +49,6 @@ class PerformerAttention(DecodingAttention):
     of a key in the direction u is at most $(w^\top u)^2 / 2$.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         num_features: Number of random features P of a head; C ln(C), rounded down, if None.
         redraw_interval: Training passes between two draws; None draws by :meth:`redraw` only, which
             is what ``torch.compile(fullgraph=True)`` needs in training, and what a layer needs that
@@ -62,6 +66,7 @@ class PerformerAttention(DecodingAttention):
         decode="sums of features and of features times values",
         rank_bound=lambda layer: layer.feature_map.feature_dim,
     )
+    shown = ("redraw_interval",)
 
     def __init__(
         self,
@@ -101,21 +106,16 @@ class PerformerAttention(DecodingAttention):
         directions, eps = self.feature_map.projection, self.feature_map.eps
         return attend_exponentials(q, k, v, source_mask, directions, eps=eps, least=_LEAST)
 
-    def init_state(self, batch_size: int) -> Moments:
-        """The moments of no token."""
-        self._check_causal()
-        shape = self.feature_map.feature_dim, self.head_dim
-        return empty_moments(outputs_of(self.k_proj), batch_size, self.num_heads, shape)
+    @property
+    def num_features(self) -> int:
+        """P."""
+        return self.feature_map.feature_dim
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Moments, mask: Tensor | None
     ) -> tuple[Tensor, Moments]:
         """Go on from the moments."""
         return scan_moments(*self._features(q, k), v, state, mask, least=_LEAST)
-
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        return f"{super().extra_repr()}, redraw_interval={self.redraw_interval}"
 
     def _features(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
         phi_q, phi_k = self.feature_map(q), self.feature_map(k)
@@ -130,3 +130,40 @@ class PerformerAttention(DecodingAttention):
         self.passes += 1
         if self.passes.item() % interval == 0:
             self.redraw()
+
+
+@exact
+def attend_exponentials(
+    q: Tensor,  # [B, N, H, C]
+    k: Tensor,  # [B, T, H, C]
+    v: Tensor,  # [B, T, H, C]
+    source_mask: Tensor | None,  # [B, T], True = real token
+    directions: Tensor,  # [P, C]
+    *,
+    eps: float,
+    least: float,
+) -> Tensor:
+    r"""$y_i = \frac{g(q_i)^\top \sum_j g(k_j) v_j^\top}{g(q_i)^\top \sum_j g(k_j)}$, [B, N, H, C].
+
+    The normaliser is at least ``least`` once the largest $\sum_j g(k_j)$ of a head is 1.
+    """
+    ones = torch.ones_like(v[..., :1])
+    values = accumulate(zero_padding(torch.cat([v, ones], dim=-1), source_mask).transpose(1, 2))
+    moments = values.mT @ exponentials(zero_padding(k, source_mask), directions)  # [B, H, C + 1, P]
+    moments = moments + eps * values.sum(-2)[..., None]
+    largest = moments.detach()[..., -1:, :].amax(-1, keepdim=True)
+    moments = moments / largest.clamp(min=least)
+    read = exponentials(q, directions) @ moments.mT + eps * moments.sum(-1)[..., None, :]
+    return (read[..., :-1] / read[..., -1:].clamp(min=least)).transpose(1, 2).to(v.dtype)
+
+
+def exponentials(z: Tensor, directions: Tensor) -> Tensor:
+    r"""$\exp(w_p^\top z - |z|^2 / 2)$ of z [B, N, H, C] over $C^{1/4}$, [B, H, N, P].
+
+    The square is one more channel of the product.
+    """
+    z = accumulate(z.transpose(1, 2))
+    scale, P = z.shape[-1] ** -0.25, len(directions)
+    directions = scale * directions.to(z.dtype)
+    weights = torch.cat([directions, directions.new_full((P, 1), -(scale**2) / 2)], dim=-1)
+    return (torch.cat([z, torch.linalg.vecdot(z, z)[..., None]], dim=-1) @ weights.mT).exp_()

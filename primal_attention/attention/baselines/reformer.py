@@ -48,8 +48,6 @@ class ReformerAttention(SharedQKAttention):
     number of buckets is that of ``max_tokens``; and the first m tokens see all before them.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         num_hashes: Hash rounds R.
         bucket_size: Length m of the chunks.
         max_tokens: The length for which there are buckets enough; longer inputs have fuller ones.
@@ -60,6 +58,7 @@ class ReformerAttention(SharedQKAttention):
     """
 
     mechanism = Mechanism("Kitaev et al., 2020", "N log N", causal=True, needs_max_tokens=True)
+    shown = ("num_hashes", "bucket_size")
     rotations: Tensor  # [H, R, C, K]
 
     def __init__(
@@ -94,11 +93,6 @@ class ReformerAttention(SharedQKAttention):
                 out = torch.where(short, out, hashed[:, :, :m])
             out = torch.cat([out, hashed[:, :, m:]], dim=2)
         return order.unpack(out.transpose(1, 2))
-
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        sizes = f"num_hashes={self.num_hashes}, bucket_size={self.bucket_size}"
-        return f"{super().extra_repr()}, {sizes}"
 
     def _attend_hashed(self, q: Tensor, v: Tensor, num_real: Tensor) -> Tensor:
         N, m = q.shape[2], self.bucket_size
@@ -224,12 +218,7 @@ class _Softmax(NamedTuple):
 
 @exact
 def _softmax(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seen: Tensor,
-    is_self: Tensor,
-    counts: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_self: Tensor, counts: Tensor | None = None
 ) -> _Softmax:
     """Softmax over the keys that are seen; over the token itself where it sees no other."""
     scores = accumulate(q @ k.mT) * q.shape[-1] ** -0.5

@@ -14,7 +14,7 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.qkv import Options, SharedQKAttention
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.baselines.segments import segment_means, token_segments
+from primal_attention.attention.baselines.nystrom import segment_means, token_segments
 from primal_attention.precision import accumulate, exact
 
 
@@ -38,14 +38,13 @@ class SoftAttention(SharedQKAttention):
     where all tokens are equal; here it starts from $A / |A|_1^2$ of each matrix.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         num_landmarks: Number of landmarks M.
         num_iterations: Newton iterations of the pseudo-inverse.
         **options: Those of :class:`QKVAttention`; ``causal`` is not possible.
     """
 
     mechanism = Mechanism("Lu et al., 2021", "N")
+    shown = ("num_landmarks",)
 
     def __init__(
         self,
@@ -68,10 +67,6 @@ class SoftAttention(SharedQKAttention):
             return _all_pairs(q, zero_padding(v, mask))
         segments = token_segments(q, mask, self.num_landmarks)
         return _through_landmarks(q, zero_padding(v, mask), segments, self.num_iterations)
-
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        return f"{super().extra_repr()}, num_landmarks={self.num_landmarks}"
 
 
 @exact

@@ -71,6 +71,14 @@ class CachedAttention(DecodingAttention):
         like = outputs_of(self.k_proj)
         return KeyValueCache.empty(batch_size, self.num_heads, self.head_dim, like)
 
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None
+    ) -> tuple[Tensor, KeyValueCache]:
+        """Attend to the cache and to the new tokens up to each: the queries are the last ones."""
+        state = state.append(k, v, mask)
+        keys, values, real = state.read(q.dtype)
+        return self.attend(q, keys, values, mask, real), state
+
     def num_before(self, state: Any) -> Tensor:
         """The real tokens in the cache."""
         count: Tensor = state.mask.sum(1)
@@ -81,8 +89,6 @@ class SoftmaxAttention(CachedAttention):
     """Softmax attention through ``scaled_dot_product_attention``.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         **options: Those of :class:`QKVAttention`.
     """
 
@@ -101,13 +107,6 @@ class SoftmaxAttention(CachedAttention):
     ) -> Tensor:
         """SDPA, or flash attention over the real tokens."""
         return softmax_attention(q, k, v, source_mask, mask=mask, causal=self.causal)
-
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None
-    ) -> tuple[Tensor, KeyValueCache]:
-        """Attend to the cache and to the new tokens up to each."""
-        state = state.append(k, v, mask)
-        return softmax_attention(q, *state.read(q.dtype), causal=True), state
 
 
 def softmax_attention(
@@ -193,10 +192,10 @@ def _packed_attention(
     """Softmax attention over the real tokens alone; zero at padding and without a key to see."""
     from torch.nn.attention import varlen  # imports the compiler
 
-    keys, key_bounds = together(source_mask)
+    keys = together(source_mask)
     if mask is None:
         mask = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-    queries, bounds = (keys, key_bounds) if mask is source_mask else together(mask)
-    rows = queries.pack(q), keys.pack(k), keys.pack(v)
-    out: Tensor = varlen.varlen_attn(*rows, bounds, key_bounds, q.shape[1], k.shape[1])  # type: ignore[assignment]
+    queries = keys if mask is source_mask else together(mask)
+    rows, bounds = (queries.pack(q), keys.pack(k), keys.pack(v)), (queries.bounds(), keys.bounds())
+    out: Tensor = varlen.varlen_attn(*rows, *bounds, q.shape[1], k.shape[1])  # type: ignore[assignment]
     return queries.unpack(out)

@@ -46,8 +46,6 @@ class SparseAttention(CachedAttention):
     N (l + N / l) is $N^{3/2}$ for a stride near $\sqrt N$.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         pattern: "strided" (for images and audio) or "fixed" (for text).
         stride: The stride l.
         num_summary: Tokens c at the end of each block that all later ones see, at most ``stride``;
@@ -62,6 +60,7 @@ class SparseAttention(CachedAttention):
         decode="keys, values",
         fused="SDPA (fixed)",
     )
+    shown = ("pattern", "stride", "num_summary")
 
     def __init__(
         self,
@@ -108,11 +107,6 @@ class SparseAttention(CachedAttention):
         seen = self._sees(place[:, -N:, None], place[:, None]) & real[:, None]  # [B, N, T]
         source = Source(keys[:, None], values[:, None], seen[:, None])
         return attend_blocks(q[:, None], source), state
-
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        summary = f", num_summary={self.num_summary}" if self.pattern == "fixed" else ""
-        return f"{super().extra_repr()}, {self.pattern!r}, stride={self.stride}{summary}"
 
     def _sees(self, i: Tensor, j: Tensor) -> Tensor:
         """The pattern of a causal layer by its definition."""

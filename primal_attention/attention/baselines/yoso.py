@@ -46,8 +46,6 @@ class YosoAttention(QKVAttention):
     linear any more.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         estimator: ``expectation`` or ``hashes``.
         num_hashes: Number of hashes R.
         num_bits: Hyperplanes of each hash, the paper's tau.
@@ -65,6 +63,7 @@ class YosoAttention(QKVAttention):
             "outputs of yoso are unit vectors, not linear in the values: it has no matrix"
         ),
     )
+    shown = ("estimator", "num_bits")
     contract_exemptions: Mapping[str, str] = MappingProxyType(
         {
             "gradients": "the published lower bound; the derivative is infinite where q = k",
@@ -113,10 +112,6 @@ class YosoAttention(QKVAttention):
             total = sums(*given)
         return cosine(total).to(v.dtype)
 
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        return f"{super().extra_repr()}, estimator={self.estimator!r}, num_bits={self.num_bits}"
-
 
 @exact
 def _expected_sums(q: Tensor, k: Tensor, v: Tensor, num_bits: int) -> Tensor:
@@ -150,13 +145,7 @@ def _sums_of_buckets(
 
 @exact
 def _gradients_of_buckets(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_codes: Tensor,
-    k_codes: Tensor,
-    num_bits: int,
-    d_out: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, q_codes: Tensor, k_codes: Tensor, num_bits: int, d_out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""$dq_i = \frac{\tau}{2} \sum_j w_{ij} (do_i^\top v_j) k_j$, for dk alike, and dv.
 

@@ -1,11 +1,16 @@
 """Primal-Attention as a layer.
 
+A forward pass checks its inputs, zeroes the padding, projects the tokens to the two sides of the
+kernel, takes the weights given X and the scores, records the statistics of the objectives, and
+projects the scores out. Large work on a GPU does all of it in one op.
+
 Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions,
 M landmarks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -13,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.decoder import Decoder
+from primal_attention.attention.base.compaction import Compaction
+from primal_attention.attention.base.decoder import Decoding
 from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.masks import Tokens, check_inputs, zero_padding
 from primal_attention.attention.base.positions import (
@@ -23,18 +29,14 @@ from primal_attention.attention.base.positions import (
     rotary_positions,
     rotated,
 )
-from primal_attention.attention.base.projections import (
-    is_cast_alike,
-    is_plain,
-    outputs_of,
-)
+from primal_attention.attention.base.projections import is_cast_alike, is_plain, outputs_of
 from primal_attention.attention.base.validation import (
     check_choice,
     check_heads,
     check_probabilities,
     check_sizes,
 )
-from primal_attention.attention.primal.fold import FoldedPrimalAttention, fold_static
+from primal_attention.attention.primal.fold import FoldedPrimalAttention
 from primal_attention.attention.primal.kernel import (
     FeaturesAndWeights,
     Past,
@@ -43,15 +45,9 @@ from primal_attention.attention.primal.kernel import (
     features_and_weights,
     kernel_sides,
 )
-from primal_attention.attention.primal.packed_sequences import (
-    Padding,
-    Sequences,
-    check_alone,
-    packed_sequences,
-)
+from primal_attention.attention.primal.packed_sequences import padding_of
 from primal_attention.attention.primal.released import read_released
 from primal_attention.attention.primal.statistics import KernelSums, KSVDLayer, KSVDStatistics
-from primal_attention.attention.primal.weights import check_weights
 from primal_attention.feature_maps import FeatureMapSpec
 from primal_attention.ops.causal import scan
 from primal_attention.ops.landmarks import Landmarks, choose_landmarks
@@ -67,7 +63,7 @@ from primal_attention.ops.primal import (
 from primal_attention.precision import accumulate, accumulation_dtype, autocast_dtype
 
 
-class PrimalAttention(KSVDLayer, TimedLayer):
+class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
     r"""Self-attention as the singular value decomposition of its kernel, in the primal.
 
     $o_i = \mathrm{score\_proj}([e_i; r_i])$ with $e_i = W_{e|X}^\top \phi_q(x_i)$ and
@@ -150,7 +146,7 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             if causal:
                 decay, score_norm, gate = decay or "learned", True, True
                 feature_map = "unit_elu" if feature_map == "cosine" else feature_map
-        check_weights(weights, decay, causal=causal, gain=gain, landmark_jitter=landmark_jitter)
+        _check_weights(weights, decay, causal=causal, gain=gain, landmark_jitter=landmark_jitter)
         check_choice("scores", scores, ("both", "e", "r"))
         check_probabilities(landmark_dropout=landmark_dropout, dropout=dropout)
         super().__init__(num_heads, num_directions)
@@ -234,14 +230,16 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         the landmarks and the key side of the kernel come from it.
 
         With ``cu_seqlens`` (int32 or int64 [B + 1], from 0 to T, never decreasing) x [T, D] or
-        [1, T, D] holds B sequences one after the other, and so do the outputs. ``max_seqlen`` is
-        the length of the longest or more; without it a GPU has to be waited for, which neither
-        ``torch.compile`` nor a CUDA graph allows. What ``cu_seqlens`` holds is checked on a CPU
-        alone, for the same reason.
+        [1, T, D] holds B sequences one after the other, and so do the outputs. ``max_seqlen`` is an
+        upper bound of their lengths; without it a GPU synchronises, which neither
+        ``torch.compile`` nor a CUDA graph allows.
         """
         if cu_seqlens is not None:
-            check_alone(context=context, token_mask=token_mask, context_mask=context_mask)
-            return self._packed(x, packed_sequences(x, cu_seqlens, max_seqlen, self.dim))
+            _check_alone(context=context, token_mask=token_mask, context_mask=context_mask)
+            padding = padding_of(x, cu_seqlens, max_seqlen, self.dim)
+            tokens = self._tokens(x.reshape(1, -1, self.dim), None)
+            here = self._sides(tokens, padding)
+            return self._output(self._attend(here, here)[0], tokens, padding).view_as(x)
         if max_seqlen is not None:
             raise ValueError(f"max_seqlen={max_seqlen} was given without cu_seqlens")
         check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
@@ -259,7 +257,7 @@ class PrimalAttention(KSVDLayer, TimedLayer):
 
     def init_state(self, batch_size: int) -> PrimalState:
         """The state before the first token of ``batch_size`` sequences."""
-        self._check_causal("init_state")
+        self._check_causal()
         P = self.features.feature_dim
         side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
         key_features = P if self.features.normalised else 0
@@ -271,7 +269,7 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
     ) -> tuple[Tensor, PrimalState]:
         """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
-        self._check_causal("prefill")
+        self._check_causal()
         check_inputs(self.dim, x, None, token_mask, None)
         if state is not None and state.num_tokens.shape[0] != x.shape[0]:
             raise ValueError(
@@ -289,42 +287,9 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         assert past is not None
         return self._output(scores, tokens), past.state()
 
-    def step(self, x_t: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
-        """Output [B, D] of the next token x_t [B, D], in time that does not grow."""
-        y, state = self.prefill(x_t[:, None], state)
-        return y[:, 0], state
-
-    def decoder(self, batch_size: int) -> Decoder:
-        """Return the decoder of a batch, which replays one graph a token on a GPU."""
-        return Decoder(self, batch_size)
-
     def fold(self) -> FoldedPrimalAttention:
-        """An inference module with the static weights folded into two matrices."""
-        if self.weights != "static":
-            raise ValueError(
-                f"fold needs weights='static', got {self.weights!r}, which depend on the input"
-            )
-        if self.score_norm or self.gate or self.rotary:
-            raise ValueError(
-                f"fold needs a map that is linear in the features, got score_norm="
-                f"{self.score_norm}, gate={self.gate}, rotary={self.rotary}"
-            )
-        for name in ("q_proj", "k_proj", "score_proj", "out_proj"):
-            if not is_plain(getattr(self, name)):
-                raise ValueError(
-                    f"fold needs plain nn.Linear projections, but {name} is wrapped, replaced or "
-                    f"has hooks; merge adapters and remove hooks first"
-                )
-        return fold_static(
-            self.q_proj,
-            self.k_proj,
-            self.out_proj,
-            self.features,
-            (self.w_e, self.w_r),
-            self._score_maps(),
-            self.score_proj.bias,
-            self.init_state(1) if self.causal else None,
-        )
+        """Return an inference module with the static weights folded into two matrices."""
+        return FoldedPrimalAttention(self)
 
     def features_and_weights(
         self,
@@ -387,7 +352,7 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         return [self.q_proj, self.k_proj, *dual, *gate]
 
     def _sides(
-        self, tokens: Tokens, padding: Padding | None = None, before: Tensor | None = None
+        self, tokens: Tokens, padding: Compaction | None = None, before: Tensor | None = None
     ) -> tuple[Sides, Tokens]:
         """Queries, keys, dual variables and time, and their tokens; of packed ones, padded.
 
@@ -401,10 +366,10 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             h = torch.unflatten(self.h_proj(x), -1, (2, H, -1))
         steps = None if self.decay is None else self.time_steps(*tokens)
         if padding is not None:
-            q, k = padding.pad(q), padding.pad(k)
-            h, steps = (None if each is None else padding.pad(each) for each in (h, steps))
-            x = padding.pad(x) if self.weights == "sampled" else q.flatten(-2)
-            tokens = Tokens(x, padding.mask)
+            q, k = padding.pack(q), padding.pack(k)
+            h, steps = (None if each is None else padding.pack(each) for each in (h, steps))
+            x = padding.pack(x) if self.weights == "sampled" else q.flatten(-2)
+            tokens = Tokens(x, padding.real())
         if self.rotary:
             positions = rotary_positions(*tokens, before)
             q, k = rotated(q, positions), rotated(k, positions)
@@ -449,8 +414,10 @@ class PrimalAttention(KSVDLayer, TimedLayer):
                 counts = torch.stack((there.num_tokens(), here.num_tokens()))
                 scores = scores * counts[:, None, :, None, None]
         if sums is not None:
-            rest = self._parameter_trace(), self.lambda_diag
-            self.record(self._statistics(sums, landmarks, tokens, source, *rest))
+            trace = None  # of dual weights: that of the weights given X
+            if not dual:
+                trace = (accumulate(self.w_e) * accumulate(self.w_r)).sum((-2, -1))
+            self._record(sums, landmarks, tokens, source, trace, self.lambda_diag)
         return scores, past
 
     def _scanned(
@@ -520,12 +487,10 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             weights = result.w_e_given_x, result.w_r_given_x
             sums = KernelSums(weights, given_grams=(result.gram_q, result.gram_k))
             trace = result.trace if self.weights == "sampled" else None
-            lambda_diag = result.lambda_diag
-            statistics = self._statistics(sums, landmarks, tokens, tokens, trace, lambda_diag)
-            self.record(statistics)
+            self._record(sums, landmarks, tokens, tokens, trace, result.lambda_diag)
         return result.out if whole else self._projected_out(result.out.flatten(-2), tokens)
 
-    def _statistics(
+    def _record(
         self,
         sums: KernelSums,
         landmarks: Landmarks | None,
@@ -533,42 +498,31 @@ class PrimalAttention(KSVDLayer, TimedLayer):
         source: Tokens,
         trace: Tensor | None,
         lambda_diag: Tensor,
-    ) -> KSVDStatistics:
-        num_queries = tokens.num_real()
-        return KSVDStatistics(
+    ) -> None:
+        """Keep the statistics of a training pass."""
+        alone, num_queries = source is tokens, tokens.num_real()
+        statistics = KSVDStatistics(
             sums,
             landmarks,
             trace,
             lambda_diag,
             num_queries,
-            num_queries if source is tokens else source.num_real(),
+            num_queries if alone else source.num_real(),
             averaged=self.weights == "dual" and self.decay is None,
             with_gradients=torch.is_grad_enabled(),
             half=tokens.x.dtype.itemsize == 2,
-            num_tokens=tokens.x.shape[1] if source is tokens and tokens.mask is None else None,
+            num_tokens=tokens.x.shape[1] if alone and tokens.mask is None else None,
         )
+        self.record(statistics)
 
-    def _parameter_trace(self) -> Tensor | None:
-        """Tr(w_e^T w_r) of the parameters; dual weights have none."""
-        if self.weights == "dual":
-            return None
-        return (accumulate(self.w_e) * accumulate(self.w_r)).sum((-2, -1))
-
-    def _packed(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """Outputs of packed sequences, in the shape of x."""
-        tokens, padding = self._tokens(x.reshape(1, -1, self.dim), None), sequences.padding()
-        here = self._sides(tokens, padding)
-        scores, _ = self._attend(here, here)
-        return self._output(scores, tokens, padding).view_as(x)
-
-    def _output(self, scores: Tensor, tokens: Tokens, padding: Padding | None = None) -> Tensor:
+    def _output(self, scores: Tensor, tokens: Tokens, padding: Compaction | None = None) -> Tensor:
         """Map the scores that are output to the heads, and these to the outputs."""
         if self.scores != "both":
             scores = scores[:1] if self.scores == "e" else scores[1:]
         rows = scores.permute(2, 3, 1, 0, 4).flatten(-2)  # [B, N, H, 2 S]
         rows = rms_normed(rows, self.score_gain) if self.score_norm else rows
         rows = rows.to(tokens.x.dtype)
-        rows = rows if padding is None else padding.unpad(rows)
+        rows = rows if padding is None else padding.unpack(rows)
         unused = {"both": None, "e": "w_r", "r": "w_e"}[self.scores]
         heads_out = self.with_zero_gradients(
             self.score_proj(rows), None if unused is None else getattr(self, unused, None)
@@ -596,14 +550,6 @@ class PrimalAttention(KSVDLayer, TimedLayer):
             jitter=self.landmark_jitter if self.training else 0.0,
         )
 
-    def _score_maps(self) -> tuple[Tensor | None, Tensor | None]:
-        """The parts C_e, C_r [S, C] of the score projection; None where a side is not output."""
-        weight = self.score_proj.weight  # [C, 2S] or [C, S]
-        if self.scores == "both":
-            c_e, c_r = weight.chunk(2, 1)
-            return c_e.mT, c_r.mT
-        return (weight.mT, None) if self.scores == "e" else (None, weight.mT)
-
     def _check_context(self) -> None:
         if self.weights == "static":
             raise ValueError(
@@ -616,6 +562,36 @@ class PrimalAttention(KSVDLayer, TimedLayer):
                 f"common with those of x"
             )
 
-    def _check_causal(self, method: str) -> None:
-        if not self.causal:
-            raise ValueError(f"{method} needs a layer built with causal=True")
+
+def _check_weights(
+    weights: str, decay: str | None, *, causal: bool, gain: float, landmark_jitter: float
+) -> None:
+    """Raise unless a layer can have such weights."""
+    check_choice("weights", weights, ("static", "sampled", "dual", "auto"))
+    if not 0 <= landmark_jitter < math.inf:
+        raise ValueError(f"landmark_jitter must be finite and not negative, got {landmark_jitter}")
+    if not 0 < gain < math.inf or (gain != 1 and weights == "dual"):
+        raise ValueError(
+            f"gain must be positive and finite, and 1 with weights='dual', which have no w_e "
+            f"and w_r; got {gain} and weights={weights!r}"
+        )
+    if causal and weights == "sampled":
+        raise ValueError(
+            "causal=True does not go with weights='sampled': landmarks show every token the "
+            "future; use weights='auto', weights='static' or weights='dual'"
+        )
+    if decay is not None and weights != "dual":
+        raise ValueError(
+            f"decay={decay!r} needs weights='dual': it is a weight on pairs of tokens, which "
+            f"weights={weights!r} do not have"
+        )
+
+
+def _check_alone(**others: Tensor | None) -> None:
+    """Raise where a mask or a context is given along with packed sequences."""
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} {list(value.shape)} does not go with cu_seqlens: packed sequences have no "
+                f"padding and no context; pad them and use masks instead"
+            )

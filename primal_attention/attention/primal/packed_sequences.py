@@ -1,14 +1,12 @@
 """Packed sequences: all of them one after the other, with no padding between.
 
-Their bounds are ``cu_seqlens``: sequence b has the tokens from ``cu_seqlens[b]`` to
-``cu_seqlens[b + 1]``. What no sequence shares with another is computed on padded copies, which are
-made and taken apart on the device.
+Sequence b has the tokens from ``cu_seqlens[b]`` to ``cu_seqlens[b + 1]``. Work that no sequence
+shares with another runs on padded copies, which are made and taken apart on the device.
 
-Letters: B sequences, T tokens of all of them, L tokens of the longest, H heads, C head dim.
+Letters: B sequences, T tokens of all of them, L tokens of the longest.
 """
 
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,47 +14,12 @@ from torch import Tensor
 from primal_attention.attention.base.compaction import Compaction, padded
 
 
-class Padding(NamedTuple):
-    """Packed sequences as ones that are all as long as the longest."""
+def padding_of(x: Tensor, cu_seqlens: Tensor, max_seqlen: int | None, dim: int) -> Compaction:
+    """Pad the sequences packed in x to an upper bound of their lengths, ``max_seqlen``.
 
-    compaction: Compaction
-    mask: Tensor  # [B, L], True at real tokens
-
-    def pad(self, z: Tensor) -> Tensor:
-        """The tokens [1, T, ...] as sequences [B, L, ...], with zeros at padding."""
-        return self.compaction.pack(z[0])
-
-    def unpad(self, z: Tensor) -> Tensor:
-        """The inverse of :meth:`pad`."""
-        return self.compaction.unpack(z)[None]
-
-
-class Sequences(NamedTuple):
-    """The sequences that are packed along one axis."""
-
-    bounds: Tensor  # [B + 1], int64: from 0 to T, non-decreasing
-    num_tokens: int  # T
-    longest: int | None  # L, where the caller has said it
-
-    @property
-    def number(self) -> int:
-        """B."""
-        return self.bounds.shape[0] - 1
-
-    def padding(self) -> Padding:
-        """Pad to the longest; synchronises where its length was not given."""
-        return Padding(*padded(self.bounds, self.num_tokens, self._longest()))
-
-    def _longest(self) -> int:
-        if self.longest is not None:
-            return self.longest
-        if torch.compiler.is_compiling():
-            raise ValueError("max_seqlen must be given under torch.compile, got None")
-        return int(self.bounds.diff().max())
-
-
-def packed_sequences(x: Tensor, cu_seqlens: Tensor, max_seqlen: int | None, dim: int) -> Sequences:
-    """The sequences packed in x, whose bounds are checked where that makes no device wait."""
+    Without it the length of the longest is read, which synchronises. The values of the bounds are
+    checked on a CPU only.
+    """
     T = _num_tokens(x, dim)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(
@@ -77,8 +40,14 @@ def packed_sequences(x: Tensor, cu_seqlens: Tensor, max_seqlen: int | None, dim:
         raise ValueError(f"max_seqlen must be at least 1, got {max_seqlen}")
     if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_bounds(cu_seqlens.tolist(), T, max_seqlen)
-    longest = None if max_seqlen is None else min(max_seqlen, T)
-    return Sequences(cu_seqlens.long().clamp(0, T), T, longest)
+    bounds = cu_seqlens.long().clamp(0, T)
+    if max_seqlen is not None:
+        longest = min(max_seqlen, T)
+    elif torch.compiler.is_compiling():
+        raise ValueError("max_seqlen must be given under torch.compile, got None")
+    else:
+        longest = int(bounds.diff().max())
+    return padded(bounds, T, longest)
 
 
 def _num_tokens(x: Tensor, dim: int) -> int:
@@ -108,13 +77,3 @@ def _check_bounds(bounds: list[int], num_tokens: int, max_seqlen: int | None) ->
             f"max_seqlen must be at least the longest of the sequences, which has {max(lengths)} "
             f"tokens, got {max_seqlen}"
         )
-
-
-def check_alone(**others: Tensor | None) -> None:
-    """Raise where a mask or a context is given along with packed sequences."""
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} {list(value.shape)} does not go with cu_seqlens: packed sequences have no "
-                f"padding and no context; pad them and use masks instead"
-            )

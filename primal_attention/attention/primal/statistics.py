@@ -12,20 +12,12 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from primal_attention.ops.landmarks import Landmarks
 from primal_attention.ops.objective import fused_mean_j, mean_j
 from primal_attention.ops.primal import Sides, gram, primal_scores
 from primal_attention.precision import accumulate
-
-
-class Features(NamedTuple):
-    """Queries and keys, or one of them, from which features are made."""
-
-    z: Tensor  # [sides, H, B, N, C]
-    maps: tuple[str, ...]
-    mask: Tensor | None  # [B, N, 1], True at real tokens
-
 
 Pair = tuple[Tensor, Tensor]  # of the queries and of the keys
 
@@ -41,44 +33,30 @@ class KernelSums(NamedTuple):
     """Sums over the real tokens, and the weights given the data."""
 
     given_weights: Pair | None  # W_{e|X}, W_{r|X}: [B, H, P, S], or [H, P, S] for all sequences
-    features: tuple[Features, ...] = ()  # of both sides, for what is not given
+    sides: tuple[Sides, ...] = ()  # both in one or one by one, for Gram matrices not given
     given_energies: Tensor | None = None
     given_grams: Pair | None = None
     trace: Tensor | None = None  # Tr(W_e^T W_r) = sum_i <h_e(x_i), e_i> where that is a sum, [B, H]
 
     @classmethod
     def of(cls, here: Sides, there: Sides, scores: Tensor, weights: Tensor) -> KernelSums:
-        """Sums over the queries of here and the keys of there."""
-        features: tuple[Features, ...] = (Features(here.z, here.maps, here.mask),)
+        """Sum over the queries of here and the keys of there."""
+        sides: tuple[Sides, ...] = (here._replace(h=None, steps=None),)
         energies = scores.square().sum(-2)  # [2, H, B, S]
         if there is not here:
-            queries, keys = here.side(0), there.side(1)
+            keys = there.side(1)
+            sides = here.side(0)._replace(h=None), keys._replace(h=None)
             r = primal_scores(keys.z, weights[1:], keys.maps, keys.mask)
             energies = torch.cat((energies[:1], r.square().sum(-2)))
-            features = tuple(Features(each.z, each.maps, each.mask) for each in (queries, keys))
         weights = weights.transpose(1, 2) if weights.ndim == 5 else weights
-        return cls((weights[0], weights[1]), features, energies.transpose(1, 2))
+        return cls((weights[0], weights[1]), sides, energies.transpose(1, 2))
 
     @classmethod
     def of_scores(cls, scores: Tensor, h: Tensor) -> KernelSums:
-        """Sums of scores and dual variables, where the features of the kernel are infinite."""
+        """Sum scores and dual variables, for a kernel whose features are infinite."""
         trace = (h[0] * scores[0]).sum((-2, -1)).T
         energies = scores.square().sum(-2).transpose(1, 2)
         return cls(None, given_energies=energies, trace=trace)
-
-    def without_graph(self) -> KernelSums:
-        """The values alone."""
-        weights, features, energies, grams, trace = self
-        detached = []
-        for each in features:
-            detached.append(each._replace(z=each.z.detach()))
-        return KernelSums(
-            None if weights is None else (weights[0].detach(), weights[1].detach()),
-            tuple(detached),
-            None if energies is None else energies.detach(),
-            None if grams is None else (grams[0].detach(), grams[1].detach()),
-            None if trace is None else trace.detach(),
-        )
 
     @property
     def weights(self) -> Pair:
@@ -97,11 +75,12 @@ class KernelSums(NamedTuple):
 
     @property
     def grams(self) -> Grams:
-        """Gram matrices; computed when they are asked for."""
+        """Gram matrices, computed on access where the pass did not."""
         _ = self.weights
         if self.given_grams is not None:
             return Grams(*self.given_grams)
-        return Grams(*torch.cat([gram(*sides) for sides in self.features]).transpose(1, 2))
+        grams = [gram(each.z, each.maps, each.mask) for each in self.sides]
+        return Grams(*torch.cat(grams).transpose(1, 2))
 
     @property
     def energies(self) -> Tensor:
@@ -115,8 +94,8 @@ class KernelSums(NamedTuple):
 class KSVDStatistics(NamedTuple):
     """All that a KSVD objective needs of one forward pass of one layer.
 
-    Nothing of it is a parameter: a sharded layer frees its parameters right after the forward
-    pass, so whatever is made of them is made inside it.
+    No field is a parameter: a sharded layer frees its parameters right after the forward pass, so
+    what depends on them is computed inside it.
     """
 
     sums: KernelSums
@@ -132,18 +111,9 @@ class KSVDStatistics(NamedTuple):
     differentiated: bool = False  # by a backward pass that freed the graph; only values are left
 
     def without_graph(self) -> KSVDStatistics:
-        """The values alone, once the graph of the pass is used up."""
-        sums, landmarks = self.sums.without_graph(), self.landmarks
-        if landmarks is not None:
-            landmarks = landmarks._replace(x=landmarks.x.detach())
-        trace = None if self.trace is None else self.trace.detach()
-        return self._replace(
-            sums=sums,
-            landmarks=landmarks,
-            trace=trace,
-            lambda_diag=self.lambda_diag.detach(),
-            differentiated=True,
-        )
+        """Return the values alone, once the graph of the pass is used up."""
+        detached: KSVDStatistics = tree_map_only(Tensor, Tensor.detach, self)
+        return detached._replace(differentiated=True)
 
     @property
     def grams(self) -> Grams:
@@ -202,29 +172,23 @@ class Passes:
         self.runs = [*self.runs, run] if self.blocks else [run]
 
     def let_go(self, runs: list[KSVDStatistics]) -> None:
-        """Let go of the graph of these passes, where they are still those that are kept."""
+        """Free the graph of these passes, unless newer ones have replaced them."""
         if self.runs is runs:
-            detached: list[KSVDStatistics] = []
-            for run in runs:
-                detached.append(run.without_graph())
-            self.runs = detached
+            self.runs = [run.without_graph() for run in runs]
 
     def open_block(self) -> None:
-        """Keep all passes from here on; those from before the outermost block are let go."""
+        """Keep all passes from here on; the outermost block frees those from before it."""
         if not self.blocks:
             self.runs = []
         self.blocks += 1
 
     def close_block(self) -> None:
-        """The end of a block, after which its passes stay kept until the layer next runs."""
+        """End a block; its passes stay kept until the layer next runs."""
         self.blocks -= 1
 
 
 class _OfThread(threading.local):
-    """The passes of the calling thread.
-
-    They belong to a running graph: a copied or pickled layer starts without them.
-    """
+    """The passes of the calling thread; a copied or pickled layer starts without them."""
 
     def __init__(self) -> None:
         self.passes = Passes()
@@ -244,9 +208,8 @@ class _WithZeroGradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.kinds = []  # not the parameters, whose memory a sharded layer frees
-        for each in inputs[1:]:
-            ctx.kinds.append((each.shape, each.dtype, each.device))
+        # not the parameters, whose memory a sharded layer frees
+        ctx.kinds = [(each.shape, each.dtype, each.device) for each in inputs[1:]]
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, ...]:
@@ -315,7 +278,7 @@ class KSVDLayer(nn.Module):
         """
         if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return out
-        parameters = []
+        parameters = []  # in a loop: a comprehension is one more call
         for each in (self.raw_lambda, *unused):
             if each is not None and each.requires_grad:
                 parameters.append(each)

@@ -14,7 +14,7 @@ from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.linear_core import attend_moments
 from primal_attention.attention.base.qkv import Options, QKVAttention
 from primal_attention.attention.baselines.linear import in_range
-from primal_attention.attention.baselines.softmax import CachedAttention, KeyValueCache
+from primal_attention.attention.baselines.softmax import CachedAttention
 from primal_attention.attention.svr.key_norm import KeyNorm, key_moments
 from primal_attention.attention.svr.scaled_heads import (
     ScaledHeads,
@@ -32,8 +32,6 @@ class KeyNormedAttention(QKVAttention):
     """A mechanism of Attention-BN, with its ``norm`` of queries and keys.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         beta: Weight of the mean.
         rescale: Whether to divide by the standard deviation.
         eps: Term that is added to the variance.
@@ -72,8 +70,6 @@ class SoftmaxBNAttention(KeyNormedAttention, CachedAttention):
     more is advised there. With ``beta=0.0, rescale=False`` it is softmax attention itself.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         **options: Those of :class:`KeyNormedAttention` and :class:`QKVAttention`.
     """
 
@@ -94,13 +90,6 @@ class SoftmaxBNAttention(KeyNormedAttention, CachedAttention):
         source = Source(k, v, source_mask)
         return attend_normed(q, source, norm=self.norm, mask=mask, causal=self.causal)
 
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None
-    ) -> tuple[Tensor, KeyValueCache]:
-        """Attend to the cache and to the new tokens, with the moments of the keys up to each."""
-        state = state.append(k, v, mask)
-        return attend_normed(q, Source(*state.read(q.dtype)), norm=self.norm, causal=True), state
-
 
 class SoftmaxSHAttention(CachedAttention):
     r"""Attention-SH (scaled heads) of Nguyen et al. 2023.
@@ -116,8 +105,6 @@ class SoftmaxSHAttention(CachedAttention):
     :mod:`primal_attention.attention.svr.scaled_heads`; it keeps N (N / r + r) weights, unfused.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         scales: How many tokens make one key, for each head; None for 1, 2, 4, 8 in equal shares.
         pool: ``average``, ``max`` or ``stride`` (the first of them).
         grid: Rows and columns of the tokens of an image, which are pooled in windows as square as
@@ -135,6 +122,7 @@ class SoftmaxSHAttention(CachedAttention):
         decode="keys, values",
         fused="SDPA (not causal)",
     )
+    shown = ("scaled",)
 
     def __init__(
         self,
@@ -165,17 +153,6 @@ class SoftmaxSHAttention(CachedAttention):
             return self.scaled.attend_causal(q, mask, source, self.norm)
         return self.scaled.each(q, source, partial(attend_normed, norm=self.norm, mask=mask))
 
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None
-    ) -> tuple[Tensor, KeyValueCache]:
-        """Attend to the cache and to the new tokens up to each."""
-        state = state.append(k, v, mask)
-        return self.scaled.attend_causal(q, mask, Source(*state.read(q.dtype)), self.norm), state
-
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        return f"{super().extra_repr()}, scales={self.scaled.scales}, {self.scaled.pooling}"
-
 
 class SoftmaxBNSHAttention(KeyNormedAttention, SoftmaxSHAttention):
     r"""Attention-BN+SH of Nguyen et al. 2023.
@@ -186,8 +163,6 @@ class SoftmaxBNSHAttention(KeyNormedAttention, SoftmaxSHAttention):
     it sees, pooled and single.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         **options: Those of :class:`KeyNormedAttention`, :class:`SoftmaxSHAttention` and
             :class:`QKVAttention`.
     """
@@ -206,8 +181,6 @@ class LinearBNAttention(KeyNormedAttention):
     query, and no sum over the keys serves them all. :class:`SoftmaxBNAttention` has a causal form.
 
     Args:
-        dim: Model dimension D, a multiple of ``num_heads``.
-        num_heads: Number of heads H.
         feature_map: As in :class:`LinearAttention`.
         scales: How many tokens make one key, for each head, whose statistics are those of its
             pooled keys: Attention-BN+SH; None for one each.
@@ -215,10 +188,7 @@ class LinearBNAttention(KeyNormedAttention):
     """
 
     mechanism = Mechanism(
-        "Nguyen et al., 2023",
-        "N",
-        cross=True,
-        rank_bound=lambda layer: layer.features.feature_dim,
+        "Nguyen et al., 2023", "N", cross=True, rank_bound=lambda layer: layer.features.feature_dim
     )
 
     def __init__(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -191,7 +191,7 @@ class ScaledHeads:
     """Attention with one call for each scale; with a norm, Attention-BN on pooled keys."""
 
     scales: list[int]  # of each head
-    groups: list[HeadGroup]  # of equal scales, the smallest first
+    groups: list[HeadGroup] = field(repr=False)  # of equal scales, the smallest first
     pooling: TokenPooling
 
     @classmethod
@@ -230,11 +230,7 @@ class ScaledHeads:
         return self._join(outputs)
 
     def attend_causal(
-        self,
-        q: Tensor,
-        mask: Tensor | None,
-        source: Source,
-        norm: KeyNorm | None,
+        self, q: Tensor, mask: Tensor | None, source: Source, norm: KeyNorm | None
     ) -> Tensor:
         """Outputs [B, N, H, C] of the last N tokens of the source; the mask is theirs.
 
