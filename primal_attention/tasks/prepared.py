@@ -4,6 +4,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -17,7 +18,7 @@ Found = TypeVar("Found")
 
 
 class PreparedSets(ABC, Generic[Found]):
-    """The data sets of one domain: where they lie, and how they are read, written and prepared.
+    """The data sets of one domain: finds, reads, writes and prepares them.
 
     A set is looked for in a folder that is given, or else in ``<domain>`` in the folder that the
     environment variable ``PRIMAL_DATA`` names (``data`` where it is not set), then in the folder
@@ -25,6 +26,8 @@ class PreparedSets(ABC, Generic[Found]):
     """
 
     domain: ClassVar[str]  # the folder of its sets
+    names: ClassVar[tuple[str, ...]] = ()  # all there are, where a domain has no others
+    noun: ClassVar[str] = ""  # what such a name is of
     format: ClassVar[str]  # of prepared files
     kind: ClassVar[str]  # what a prepared file is, and how to write it anew, of a {name}
     remedy: ClassVar[str]
@@ -40,16 +43,16 @@ class PreparedSets(ABC, Generic[Found]):
         """
         place = self.find(name, folder)
         if place is None:
-            return self.fetch(name, folder)
+            return self._fetch(name, folder)
         if place.name == f"{name}.npz":
             return self.read(place, name)
-        return self.read_files(name, place)
+        return self._read_files(name, place)
 
     def find(self, name: str, folder: Path | None = None) -> Path | None:
         """Return the file or folder that a set would be loaded from, None if it is not there."""
-        self.check_name(name)
+        self._check_name(name)
         prepared = (each / f"{name}.npz" for each in self.folders(folder))
-        return next((path for path in prepared if path.is_file()), self.find_files(name, folder))
+        return next((path for path in prepared if path.is_file()), self._find_files(name, folder))
 
     def prepare(self, name: str, folder: Path | None = None, out: Path | None = None) -> Path:
         """Write a set to ``<out>/<name>.npz``, which loads fast and without any other package.
@@ -59,9 +62,9 @@ class PreparedSets(ABC, Generic[Found]):
             folder: Where its files are; a prepared file there is not read.
             out: Where to write; the folder by default.
         """
-        self.check_name(name)
-        place = self.find_files(name, folder)
-        found = self.fetch(name, folder) if place is None else self.read_files(name, place)
+        self._check_name(name)
+        place = self._find_files(name, folder)
+        found = self._fetch(name, folder) if place is None else self._read_files(name, place)
         path = self.target(name, folder, out)
         self.write(path, found)
         return path
@@ -79,7 +82,7 @@ class PreparedSets(ABC, Generic[Found]):
 
     def write(self, path: Path, found: Found) -> None:
         """Write a prepared file, which is there whole or not at all."""
-        arrays = {"format": np.array(self.format), **self.pack(found)}
+        arrays = {"format": np.array(self.format), **self._pack(found)}
         write_arrays(path, arrays, compressed=self.compressed)
 
     def read(self, path: Path, name: str | None = None) -> Found:
@@ -92,40 +95,44 @@ class PreparedSets(ABC, Generic[Found]):
         kind, remedy = (each.format(name=name) for each in (self.kind, self.remedy))
         remedy = f"delete it, and write it anew with {remedy}"
         with reading(path, f"a whole prepared {kind}", remedy), open_arrays(path) as arrays:
-            if (found := self.format_of(arrays)) != self.format:
+            if (found := self._format_of(arrays)) != self.format:
                 raise ValueError(f"its format is {found!r}, not {self.format!r}")
-            return self.unpack(arrays, path, name)
+            return self._unpack(arrays, path, name)
 
-    def format_of(self, arrays: ArrayFile) -> Any:
+    def _format_of(self, arrays: ArrayFile) -> Any:
         """Return the format that a prepared file says it has."""
         return arrays.text("format")
 
-    def fetch(self, name: str, folder: Path | None) -> Found:
+    def _fetch(self, name: str, folder: Path | None) -> Found:
         """Get a set that is not there; this raises, with what to do, unless a domain can."""
-        raise FileNotFoundError(self.advice(name, folder))
+        raise FileNotFoundError(self._advice(name, folder))
 
-    def check_name(self, name: str) -> None:
-        """Raise unless a set of that name can be; any can, where a domain does not say."""
-        return
+    def _check_name(self, name: str) -> None:
+        """Raise unless a set of that name can be."""
+        if self.names and name not in self.names:
+            near = get_close_matches(name, self.names) or self.names
+            raise ValueError(
+                f"name {name!r} is no {self.noun}; did you mean one of {', '.join(near)}?"
+            )
 
     @abstractmethod
-    def find_files(self, name: str, folder: Path | None) -> Path | None:
+    def _find_files(self, name: str, folder: Path | None) -> Path | None:
         """Return where the files of a set lie as they are handed out, None if nowhere."""
 
     @abstractmethod
-    def read_files(self, name: str, place: Path) -> Found:
+    def _read_files(self, name: str, place: Path) -> Found:
         """Read a set from its files."""
 
     @abstractmethod
-    def pack(self, found: Found) -> dict[str, Any]:
+    def _pack(self, found: Found) -> dict[str, Any]:
         """Return the arrays of a prepared file."""
 
     @abstractmethod
-    def unpack(self, arrays: ArrayFile, path: Path, name: str) -> Found:
+    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> Found:
         """Make the set of its arrays, which have to fit each other."""
 
     @abstractmethod
-    def advice(self, name: str, folder: Path | None) -> str:
+    def _advice(self, name: str, folder: Path | None) -> str:
         """Say what to do about a set that is not there."""
 
 

@@ -68,14 +68,12 @@ class UeaSets(PreparedSets[TrainAndTest]):
             )
         return super().load(name, folder)
 
-    def find_files(self, name: str, folder: Path | None) -> Path | None:
-        """Return the folder that holds both files, one inside the aeon package at last."""
+    def _find_files(self, name: str, folder: Path | None) -> Path | None:
         places = self._places(name, folder)
         whole = (each for each in places if all(file.is_file() for file in _files(name, each)))
         return next(whole, None)
 
-    def read_files(self, name: str, place: Path) -> TrainAndTest:
-        """Read both parts from the folder that holds at least one of the files."""
+    def _read_files(self, name: str, place: Path) -> TrainAndTest:
         files = _files(name, place)
         for file in files:
             if not file.is_file():
@@ -86,27 +84,26 @@ class UeaSets(PreparedSets[TrainAndTest]):
         _check_channels(place, train, test)
         return train, test
 
-    def fetch(self, name: str, folder: Path | None) -> TrainAndTest:
-        """Download a set from the archive; the files are put in place once they are whole."""
+    def _fetch(self, name: str, folder: Path | None) -> TrainAndTest:
         for place in self._places(name, folder):
             if any(file.is_file() for file in _files(name, place)):
-                return self.read_files(name, place)  # which says which of them is missing
+                return self._read_files(name, place)  # which says which of them is missing
         folder = self.folders(folder)[0]
         _check_known(name, folder)
         try:
             aeon = importlib.import_module("aeon.datasets")
         except ImportError as error:
             reason = "aeon would download them: pip install 'primal-attention[timeseries]'"
-            raise FileNotFoundError(f"{self.advice(name, folder)} ({reason})") from error
+            raise FileNotFoundError(f"{self._advice(name, folder)} ({reason})") from error
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as incoming:
             try:
                 aeon.load_classification(name, split="train", extract_path=incoming)
-                parts = self.read_files(name, Path(incoming) / name)
+                parts = self._read_files(name, Path(incoming) / name)
             except (OSError, ValueError) as error:
                 reason = f"the download failed: {error}"
-                raise FileNotFoundError(f"{self.advice(name, folder)} ({reason})") from error
-            (folder / name).mkdir(exist_ok=True)
+                raise FileNotFoundError(f"{self._advice(name, folder)} ({reason})") from error
+            (folder / name).mkdir(exist_ok=True)  # the files are whole, and put in place now
             for file in _files(name, Path(incoming) / name):
                 file.replace(folder / name / file.name)
         return parts
@@ -115,8 +112,7 @@ class UeaSets(PreparedSets[TrainAndTest]):
         folder = self.folders(folder)[0]
         return [folder / name, folder, *_inside_aeon(name)]
 
-    def pack(self, found: TrainAndTest) -> dict[str, Any]:
-        """Return the shapes, values and labels of each part."""
+    def _pack(self, found: TrainAndTest) -> dict[str, Any]:
         arrays: dict[str, Any] = {}
         for name, part in zip(PARTS, found, strict=True):
             shapes = [case.shape for case in part.series]
@@ -125,8 +121,7 @@ class UeaSets(PreparedSets[TrainAndTest]):
             arrays[f"{name}_labels"] = part.labels
         return arrays
 
-    def unpack(self, arrays: ArrayFile, path: Path, name: str) -> TrainAndTest:
-        """Return both parts, bit for bit as they were written."""
+    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> TrainAndTest:
         train, test = (
             _unpacked(*(arrays[f"{part}_{key}"] for key in ("shapes", "values", "labels")))
             for part in PARTS
@@ -134,8 +129,7 @@ class UeaSets(PreparedSets[TrainAndTest]):
         _check_channels(path, train, test)
         return train, test
 
-    def advice(self, name: str, folder: Path | None) -> str:
-        """Say which files are needed."""
+    def _advice(self, name: str, folder: Path | None) -> str:
         place = self.folders(folder)[0]
         return (
             f"{name}: no data. Put {name}_TRAIN.ts and {name}_TEST.ts, from "

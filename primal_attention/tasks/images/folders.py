@@ -172,38 +172,33 @@ class Pictures(PreparedSets[PictureSet]):
     domain, format = "images", "primal-attention images, version 1"
     kind, remedy = "set of pictures", "prepare_images({name!r}, <folder of its pictures>)"
 
-    def find_files(self, name: str, folder: Path | None) -> Path | None:
-        """Return the folder that holds the pictures of a set, or of the set it is a part of."""
+    def _find_files(self, name: str, folder: Path | None) -> Path | None:
         names = [name, *([PARTS[name].of] if name in PARTS else [])]
         places = [each / name for name in names for each in self.folders(folder)]
         places += [] if folder is None else [Path(folder)]
         return next((each for each in places if (each / "train").is_dir()), None)
 
-    def read_files(self, name: str, place: Path) -> PictureSet:
-        """Read a folder, or some classes of it."""
+    def _read_files(self, name: str, place: Path) -> PictureSet:
         part = PARTS.get(name)
         whole = part is None or place.name != part.of
         return read_folder(place) if whole or part is None else read_folder(place, part.choose)
 
-    def pack(self, found: PictureSet) -> dict[str, Any]:
-        """Return the bytes of all files; each is looked at, so that a damaged one is found now."""
+    def _pack(self, found: PictureSet) -> dict[str, Any]:
         classes = "\n".join(found.classes).encode()
         arrays: dict[str, Any] = {"classes": np.frombuffer(classes, dtype=np.uint8)}
         parts = {"train": found.train, "test": found.test}
         for part, encoded in parts.items():
             arrays |= {f"{part}_{key}": each for key, each in _packed(encoded).items()}
         for encoded in parts.values():
-            check_pictures(encoded)
+            check_pictures(encoded)  # so that a damaged one is found now
         return arrays
 
-    def unpack(self, arrays: ArrayFile, path: Path, name: str) -> PictureSet:
-        """Return the pictures, still encoded."""
+    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> PictureSet:
         classes = tuple(arrays["classes"].tobytes().decode().split("\n"))
         train, test = (_unpacked(path, part, arrays, len(classes)) for part in ("train", "test"))
         return PictureSet(classes, train, test)
 
-    def advice(self, name: str, folder: Path | None) -> str:
-        """Say where the pictures are expected."""
+    def _advice(self, name: str, folder: Path | None) -> str:
         place = self.folders(folder)[0]
         near = [] if name in IMAGE_SETS else difflib.get_close_matches(name, IMAGE_SETS)
         hint = f"Did you mean {' or '.join(near)}? " if near else ""

@@ -11,7 +11,6 @@ review into a part, a tenth each to validate and to test on, so that no film is 
 that stands there twice is taken once, with the film that has it first.
 """
 
-import difflib
 import hashlib
 import re
 from collections import Counter
@@ -173,16 +172,10 @@ class Texts(PreparedSets[Corpus]):
     """
 
     domain, format = "language", "primal-attention language, version 1"
+    names, noun = LANGUAGE_SETS, "text"
     kind, remedy = "text", "prepare_language({name!r}, <folder of its files>)"
 
-    def check_name(self, name: str) -> None:
-        """Raise unless it is one of ``LANGUAGE_SETS``."""
-        if name not in LANGUAGE_SETS:
-            near = difflib.get_close_matches(name, LANGUAGE_SETS) or LANGUAGE_SETS
-            raise ValueError(f"name {name!r} is no text; did you mean one of {', '.join(near)}?")
-
-    def find_files(self, name: str, folder: Path | None) -> Path | None:
-        """Return the folder that holds the files of a text, some of them at least."""
+    def _find_files(self, name: str, folder: Path | None) -> Path | None:
         inside = (reviews.FOLDER, f"lra/{reviews.FOLDER}") if name == IMDB else (name,)
         places = [each / place for each in self.folders(folder) for place in inside]
         places += [] if folder is None else [Path(folder)]
@@ -190,19 +183,16 @@ class Texts(PreparedSets[Corpus]):
         held = (each for each in places if any((each / file).is_file() for file in files))
         return next(held, None)
 
-    def read_files(self, name: str, place: Path) -> Corpus:
-        """Read a text as it is handed out."""
+    def _read_files(self, name: str, place: Path) -> Corpus:
         return read_reviews(place) if name == IMDB else read_corpus(place)
 
-    def pack(self, found: Corpus) -> dict[str, Any]:
-        """Return the words and their checksum."""
+    def _pack(self, found: Corpus) -> dict[str, Any]:
         words = "\n".join(found.vocabulary).encode()
         arrays = dict(zip(PARTS, found.parts, strict=True))
         vocabulary = np.frombuffer(words, dtype=np.uint8)
         return {"sha256": np.array(found.checksum()), "vocabulary": vocabulary, **arrays}
 
-    def unpack(self, arrays: ArrayFile, path: Path, name: str) -> Corpus:
-        """Check and return the text."""
+    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> Corpus:
         words = arrays["vocabulary"]
         if words.dtype != np.uint8 or words.size > _LARGEST:
             raise ValueError(f"its vocabulary is {words.size} values of {words.dtype}")
@@ -211,8 +201,7 @@ class Texts(PreparedSets[Corpus]):
         check_sha256(corpus.checksum(), arrays.text("sha256"))
         return corpus
 
-    def advice(self, name: str, folder: Path | None) -> str:
-        """Say which files are needed."""
+    def _advice(self, name: str, folder: Path | None) -> str:
         place = self.folders(folder)[0]
         files, archive, put = ", ".join(FILES), f"the archive {name}-v1.zip", place / name
         if name == IMDB:

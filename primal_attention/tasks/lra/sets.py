@@ -6,7 +6,6 @@ is about, and how all of it was made, with a checksum. A distribution may lie in
 or in the folder ``lra_release`` that the authors' archive unpacks to.
 """
 
-import difflib
 import hashlib
 import json
 import shutil
@@ -78,6 +77,7 @@ class Arena(PreparedSets[Prepared]):
     """The tasks of the arena; tokens stay in a prepared file until they are needed."""
 
     domain, format = "lra", "primal-attention lra, version 1"
+    names, noun = LRA_TASKS, "task"
     kind, remedy = "file of {name!r}", "prepare_lra({name!r}, ...)"
 
     def prepare(
@@ -104,8 +104,8 @@ class Arena(PreparedSets[Prepared]):
             workers: Processes to generate with.
             progress: Called with chunks done and chunks in all.
         """
-        self.check_name(name)
-        source, place = SOURCES[name], self.find_files(name, folder)
+        self._check_name(name)
+        source, place = SOURCES[name], self._find_files(name, folder)
         path = self.target(name, folder, out)
         if place is not None:
             if sizes is not None:
@@ -120,17 +120,10 @@ class Arena(PreparedSets[Prepared]):
             self.write(path, source.generate(run, **options))
             shutil.rmtree(chunks)
         else:
-            raise FileNotFoundError(self.advice(name, folder))
+            raise FileNotFoundError(self._advice(name, folder))
         return path
 
-    def check_name(self, name: str) -> None:
-        """Raise unless it is one of ``LRA_TASKS``."""
-        if name not in SOURCES:
-            near = difflib.get_close_matches(name, LRA_TASKS) or LRA_TASKS
-            raise ValueError(f"name {name!r} is no task; did you mean one of {', '.join(near)}?")
-
-    def find_files(self, name: str, folder: Path | None) -> Path | None:
-        """Return where the files of a task lie as they are handed out."""
+    def _find_files(self, name: str, folder: Path | None) -> Path | None:
         source = SOURCES[name]
         roots = [
             root / release
@@ -140,20 +133,17 @@ class Arena(PreparedSets[Prepared]):
         places = [root / place for root in roots for place in source.places]
         return next((place for place in places if (place / source.probe).exists()), None)
 
-    def read_files(self, name: str, place: Path) -> Prepared:
-        """Read a task as it is handed out."""
+    def _read_files(self, name: str, place: Path) -> Prepared:
         return SOURCES[name].read(place)
 
     def write(self, path: Path, found: Prepared) -> None:
         """Write a prepared file, which is there whole or not at all."""
-        write_arrays(path, self.pack(found))
+        write_arrays(path, self._pack(found))
 
-    def format_of(self, arrays: ArrayFile) -> Any:
-        """Return the format that a prepared file says it has."""
+    def _format_of(self, arrays: ArrayFile) -> Any:
         return json.loads(arrays.text("about")).get("format")
 
-    def pack(self, found: Prepared) -> dict[str, Any]:
-        """Return the arrays, after a description with the format and the checksum."""
+    def _pack(self, found: Prepared) -> dict[str, Any]:
         about = {
             "format": self.format,
             "task": found.task,
@@ -166,8 +156,7 @@ class Arena(PreparedSets[Prepared]):
         pairs = {} if found.pairs is None else {"pairs": found.pairs}
         return {"about": np.array(json.dumps(about)), **arrays, **pairs}
 
-    def unpack(self, arrays: ArrayFile, path: Path, name: str) -> Prepared:
-        """Check and return the task."""
+    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> Prepared:
         about = json.loads(arrays.text("about"))
         found = Prepared(
             about["task"],
@@ -182,8 +171,7 @@ class Arena(PreparedSets[Prepared]):
         check_sha256(found.checksum(), about["sha256"])
         return found
 
-    def advice(self, name: str, folder: Path | None) -> str:
-        """Say which files are needed, or how to generate them."""
+    def _advice(self, name: str, folder: Path | None) -> str:
         source, folder = SOURCES[name], self.folders(folder)[0]
         expected = " or ".join(str(Path(place) / source.probe) for place in source.places)
         message = f"{name}: no data in {folder}. Put {expected} there, from {source.origin}"

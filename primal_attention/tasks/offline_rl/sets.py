@@ -35,12 +35,10 @@ class TrajectorySets(PreparedSets[Trajectories]):
     kind, remedy = "set of trajectories", "primal data rl"
     looks_around = False
 
-    def check_name(self, name: str) -> None:
-        """Raise unless it is one of ``RL_SETS``."""
+    def _check_name(self, name: str) -> None:
         environment_of(name)
 
-    def find_files(self, name: str, folder: Path | None) -> Path | None:
-        """Return a file of D4RL, or the folder of a Minari data set."""
+    def _find_files(self, name: str, folder: Path | None) -> Path | None:
         place = self.folders(folder)[0]
         which, _, kind = name.partition("-")
         files = (place / f"{name}.hdf5", place / d4rl_file(name))
@@ -49,8 +47,7 @@ class TrajectorySets(PreparedSets[Trajectories]):
         found += [each for each in minari if (each / "data").is_dir()]
         return found[0] if found else None
 
-    def read_files(self, name: str, place: Path) -> Trajectories:
-        """Read and check trajectories as they are handed out."""
+    def _read_files(self, name: str, place: Path) -> Trajectories:
         environment = environment_of(name)
         found = (read_d4rl if place.is_file() else read_minari)(place, environment)
         check_trajectories(found, environment, place)
@@ -67,22 +64,20 @@ class TrajectorySets(PreparedSets[Trajectories]):
 
         In half precision the final states, which nothing here learns from, are left out.
         """
-        arrays = self.pack(found)
+        arrays = self._pack(found)
         if not half:
             arrays |= {name: getattr(found, name).astype(np.float32) for name in _ARRAYS[:2]}
             if found.final_states is not None:
                 arrays["final_states"] = found.final_states.astype(np.float32)
         write_arrays(path, {"format": np.array(self.format), **arrays}, compressed=True)
 
-    def pack(self, found: Trajectories) -> dict[str, Any]:
-        """Return the facts and the arrays, states and actions in half precision."""
+    def _pack(self, found: Trajectories) -> dict[str, Any]:
         arrays = {name: getattr(found, name) for name in _ARRAYS}
         kinds = {"states": np.float16, "actions": np.float16, "rewards": np.float32}
         arrays |= {name: arrays[name].astype(kind) for name, kind in kinds.items()}
         return {"facts": np.array(json.dumps(found.facts)), **arrays}
 
-    def unpack(self, arrays: ArrayFile, path: Path, name: str) -> Trajectories:
-        """Return the trajectories, as yet unchecked."""
+    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> Trajectories:
         values = {key: arrays[key] for key in _ARRAYS}
         final = arrays.get("final_states")
         facts = json.loads(arrays.text("facts"))
@@ -90,8 +85,7 @@ class TrajectorySets(PreparedSets[Trajectories]):
             raise ValueError("its facts are no JSON object")
         return Trajectories(**values, final_states=final, facts=facts)
 
-    def advice(self, name: str, folder: Path | None) -> str:
-        """Say which files are needed, and how to make a set."""
+    def _advice(self, name: str, folder: Path | None) -> str:
         return (
             f"{name}: no data in {self.folders(folder)[0]}. Put a prepared {name}.npz, D4RL's "
             f"{d4rl_file(name)} or a Minari data set there, or make one: primal data rl {name} "
