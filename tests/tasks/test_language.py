@@ -118,31 +118,16 @@ def test_a_prepared_text_is_the_text(folder, tmp_path):
         assert (getattr(prepared, part) == getattr(plain, part)).all()
 
 
-@pytest.mark.parametrize("harm", ["cut", "changed", "other", "words"])
+@pytest.mark.parametrize("harm", ["changed", "words"])
 def test_a_prepared_file_that_is_not_whole_is_refused(folder, harm):
     path = prepare_language("wikitext-2", folder)
     arrays = dict(np.load(path))
-    if harm == "cut":
-        path.write_bytes(path.read_bytes()[:-100])
-    elif harm == "changed":
+    if harm == "changed":
         np.savez(path, **arrays | {"test": arrays["test"][::-1]})
-    elif harm == "other":
-        np.savez(path, **arrays | {"format": np.array("something else")})
     else:
         np.savez(path, **arrays | {"vocabulary": arrays["vocabulary"][:5]})
     with pytest.raises(ValueError, match=r"wikitext-2\.npz is not a whole prepared text .*anew"):
         load_language("wikitext-2", folder)
-
-
-def test_an_interrupted_write_leaves_nothing(folder, monkeypatch):
-    def interrupted(file, **arrays):
-        file.write(b"PK half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "savez", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        prepare_language("wikitext-2", folder)
-    assert [path.name for path in folder.iterdir()] == ["wikitext-2"]
 
 
 # Windows

@@ -1,12 +1,133 @@
+"""Prepared files of all domains: whole or refused; and what those of series hold."""
+
 import zipfile
 
 import numpy as np
 import pytest
 
 from primal_attention.tasks import LabelledSeries
+from primal_attention.tasks.images.folders import PICTURES
+from primal_attention.tasks.language.corpus import TEXTS
+from primal_attention.tasks.lra import LRA, PartSizes, Prepared
+from primal_attention.tasks.offline_rl import RL
 from primal_attention.tasks.uea import UEA
 
+from .toy_pictures import write_pictures
+from .toy_rl import trajectories
 from .toy_series import NAN, make_series
+from .toy_text import write_text
+
+
+def series(folder):
+    part = LabelledSeries(make_series((7, 2, 11)), np.array(["a", "b", "a"]))
+    UEA.write(folder / "Toy.npz", (part, part))
+    return UEA, "Toy"
+
+
+def arena(folder):
+    tokens = np.random.default_rng(0).integers(256, size=(6, 13), dtype=np.uint8)
+    task = Prepared("text", PartSizes(3, 1, 2), tokens, np.arange(6, dtype=np.uint8) % 2)
+    LRA.write(folder / "text.npz", task)
+    return LRA, "text"
+
+
+def pictures(folder):
+    write_pictures(folder.parent / "files" / "toy", (3, 2))
+    PICTURES.prepare("toy", folder.parent / "files", folder)
+    return PICTURES, "toy"
+
+
+def text(folder):
+    write_text(folder.parent / "files" / "wikitext-2")
+    TEXTS.prepare("wikitext-2", folder.parent / "files", folder)
+    return TEXTS, "wikitext-2"
+
+
+def policies(folder):
+    RL.write(folder / "hopper-medium.npz", trajectories())
+    return RL, "hopper-medium"
+
+
+@pytest.fixture(params=[series, arena, pictures, text, policies])
+def prepared(request, tmp_path):
+    """A domain and a prepared file of it, in a folder that was not there."""
+    sets, name = request.param(tmp_path / "made" / "here")
+    return sets, tmp_path / "made" / "here" / f"{name}.npz"
+
+
+def arrays_of(path):
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def test_what_is_read_can_be_written_again(prepared):
+    sets, path = prepared
+    before = arrays_of(path)
+    sets.write(path.with_name("again.npz"), sets.read(path))
+    again = arrays_of(path.with_name("again.npz"))
+    assert before.keys() == again.keys()
+    for name, array in before.items():
+        assert array.dtype == again[name].dtype and array.tobytes() == again[name].tobytes()
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt(), ZeroDivisionError()])
+def test_an_interrupted_write_leaves_the_older_file(prepared, monkeypatch, error):
+    sets, path = prepared
+    before, found = path.read_bytes(), sets.read(path)
+
+    def interrupted(file, **arrays):
+        file.write(b"PK half")
+        raise error
+
+    monkeypatch.setattr(np, "savez", interrupted)
+    monkeypatch.setattr(np, "savez_compressed", interrupted)
+    with pytest.raises(type(error)):
+        sets.write(path, found)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def assert_not_whole(prepared, reason=""):
+    sets, path = prepared
+    name = path.name.replace(".", r"\.")
+    with pytest.raises(ValueError, match=f"{name} is not a whole prepared .*{reason}") as error:
+        sets.read(path)
+    assert "; delete it, and write it anew with" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_cut_off(prepared):
+    whole = prepared[1].read_bytes()
+    for size in (*range(0, len(whole), len(whole) // 29), len(whole) - 1):
+        prepared[1].write_bytes(whole[:size])
+        assert_not_whole(prepared)
+
+
+def test_foreign_files(prepared):
+    path = prepared[1]
+    path.write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert_not_whole(prepared)
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    assert_not_whole(prepared)
+    np.savez(path, x=np.zeros(3))
+    assert_not_whole(prepared, "it has no array")
+    others = {"format": np.array("other"), "about": np.array('{"format": "other"}')}
+    np.savez(path, **others)
+    assert_not_whole(prepared, "its format is 'other'")
+
+
+def test_nothing_is_unpickled(prepared):
+    class Bomb:
+        def __reduce__(self):
+            return pytest.fail, ("a pickle was loaded",)
+
+    path = prepared[1]
+    for name, array in (before := arrays_of(path)).items():
+        np.savez(path, **before | {name: np.array([Bomb()] * max(1, array.size), dtype=object)})
+        assert_not_whole(prepared, "objects")
+
+
+# Series
 
 
 @pytest.fixture
@@ -26,11 +147,6 @@ def path(tmp_path, parts):
     return tmp_path / "Toy.npz"
 
 
-def arrays_of(path):
-    with np.load(path) as arrays:
-        return dict(arrays)
-
-
 def test_what_is_read_is_bit_for_bit_what_was_written(path, parts):
     for part, again in zip(parts, UEA.read(path), strict=True):
         assert again.labels.tolist() == part.labels.tolist()
@@ -39,41 +155,9 @@ def test_what_is_read_is_bit_for_bit_what_was_written(path, parts):
             assert same.tobytes() == case.tobytes()
 
 
-def test_the_folder_is_made(tmp_path, parts):
-    UEA.write(tmp_path / "a" / "b" / "Toy.npz", parts)
-    assert len(UEA.read(tmp_path / "a" / "b" / "Toy.npz")) == 2
-
-
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-def test_an_interrupted_write_leaves_nothing(tmp_path, parts, monkeypatch, error):
-    def interrupted(file, **arrays):
-        file.write(b"PK half")
-        raise error
-
-    monkeypatch.setattr(np, "savez_compressed", interrupted)
-    with pytest.raises(type(error)):
-        UEA.write(tmp_path / "Toy.npz", parts)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupted_write_leaves_the_older_file(path, parts, monkeypatch):
-    before = path.read_bytes()
-    monkeypatch.setattr(np, "savez_compressed", lambda file, **arrays: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        UEA.write(path, parts)
-    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
-
-
 def assert_refused(path, reason=""):
     with pytest.raises(ValueError, match=rf"Toy\.npz is not a whole.*{reason}.*prepare_uea"):
         UEA.read(path)
-
-
-def test_files_that_are_cut_off(path):
-    whole = path.read_bytes()
-    for size in (*range(0, len(whole), 41), len(whole) - 1):
-        path.write_bytes(whole[:size])
-        assert_refused(path)
 
 
 def test_values_that_were_changed_on_the_disk(path):
@@ -85,32 +169,9 @@ def test_values_that_were_changed_on_the_disk(path):
     assert_refused(path)
 
 
-def test_foreign_files(path):
-    path.write_text("version https://git-lfs.github.com/spec/v1\n")
-    assert_refused(path)
-    with path.open("wb") as file:
-        np.save(file, np.zeros(3))
-    assert_refused(path)
-    np.savez(path, x=np.zeros(3))
-    assert_refused(path, "format")
-
-
-def test_nothing_is_unpickled(path):
-    class Bomb:
-        def __reduce__(self):
-            return pytest.fail, ("a pickle was loaded",)
-
-    np.savez(path, **arrays_of(path) | {"train_labels": np.array([Bomb()] * 3, dtype=object)})
-    assert_refused(path, "objects")
-    with path.open("wb") as file:
-        np.save(file, np.array([Bomb()], dtype=object), allow_pickle=True)
-    assert_refused(path)
-
-
 @pytest.mark.parametrize(
     ("key", "change", "reason"),
     [
-        ("format", lambda _: np.array("series, version 0"), "version 0"),
         ("format", lambda _: np.zeros(3), "format"),
         ("train_values", lambda a: a[:-1], "values do not fit"),
         ("train_values", lambda a: a.astype(np.float64), "values do not fit"),

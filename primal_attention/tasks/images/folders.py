@@ -208,8 +208,8 @@ class Pictures(PreparedSets[PictureSet]):
         )
 
 
-_PICTURES = Pictures()
-find_images, load_images, prepare_images = _PICTURES.find, _PICTURES.load, _PICTURES.prepare
+PICTURES = Pictures()
+find_images, load_images, prepare_images = PICTURES.find, PICTURES.load, PICTURES.prepare
 
 
 def _packed(encoded: Encoded) -> dict[str, NDArray[Any]]:

@@ -212,5 +212,5 @@ class Texts(PreparedSets[Corpus]):
         )
 
 
-_TEXTS = Texts()
-find_language, load_language, prepare_language = _TEXTS.find, _TEXTS.load, _TEXTS.prepare
+TEXTS = Texts()
+find_language, load_language, prepare_language = TEXTS.find, TEXTS.load, TEXTS.prepare

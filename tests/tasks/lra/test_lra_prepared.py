@@ -52,22 +52,6 @@ def test_a_changed_byte_is_seen(path, prepared, at):
         LRA.read(path, "retrieval")
 
 
-@pytest.mark.parametrize("length", [0, 100, 400, -1])
-def test_a_truncated_file_is_seen(path, length):
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match=r"not a whole prepared file.*prepare_lra\('retrieval'"):
-        LRA.read(path, "retrieval")
-
-
-def test_a_foreign_file_is_seen(path):
-    np.savez(path, tokens=np.zeros((2, 3), np.uint8))
-    with pytest.raises(ValueError, match="about"):
-        LRA.read(path, "retrieval")
-    np.savez(path, about=np.array('{"format": "other"}'))
-    with pytest.raises(ValueError, match="its format is 'other'"):
-        LRA.read(path, "retrieval")
-
-
 def test_a_compressed_file_is_seen(path):
     with np.load(path) as arrays:
         content = dict(arrays)
@@ -79,20 +63,6 @@ def test_a_compressed_file_is_seen(path):
 def test_the_file_of_another_task_is_seen(path):
     with pytest.raises(ValueError, match="it holds the task 'retrieval'"):
         LRA.read(path, "text")
-
-
-def test_an_interrupted_write_leaves_what_was_there(path, prepared, monkeypatch):
-    before = path.read_bytes()
-
-    def interrupted(file, **arrays):
-        file.write(b"PK half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "savez", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        LRA.write(path, prepared)
-    assert path.read_bytes() == before
-    assert [each.name for each in path.parent.iterdir()] == ["retrieval.npz"]
 
 
 def test_arrays_must_fit():
