@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from primal_attention import PrimalAttention, ksvd_loss
-from primal_attention.benchmarking.released import ReleasedArithmetic
+from primal_attention.benchmarking.layers import ReleasedArithmetic
 
 MIB = 2**20
 

@@ -1,1 +1,1 @@
-"""How long a layer takes and how much memory it needs, beside the least that is possible."""
+"""Measure the time and memory of a layer, beside the least that is possible."""

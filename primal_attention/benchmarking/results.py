@@ -3,16 +3,18 @@
 import csv
 import datetime
 import io
+import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from primal_attention.atomic_files import write_text
-from primal_attention.benchmarking.measuring import Measurement
-from primal_attention.benchmarking.plans import Job
-from primal_attention.benchmarking.timing import Copy
+from primal_attention.benchmarking.clocks import Copy
+from primal_attention.benchmarking.measurement import Measurement
+from primal_attention.benchmarking.presets import Job
 
 Row = dict[str, str]
 KEY = (
@@ -87,7 +89,7 @@ def _mib(value: float | None) -> str:
 
 
 def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
-    """Which measurement it is; a crossover is found anew at another length."""
+    """Return the key of a measurement; a crossover is found anew at another length."""
     without = ("n", "batch") if row["mechanism"] == CROSSOVER else ()
     return tuple("" if name in without else row.get(name) or "" for name in KEY)
 
@@ -119,7 +121,7 @@ class Results:
 
     @property
     def rows(self) -> list[Row]:
-        """Those of this run."""
+        """Rows of this run."""
         return list(self._rows.values())
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -147,7 +149,7 @@ def results_path(folder: Path, device: torch.device) -> Path:
 
 
 def card_name(device: torch.device) -> str:
-    """Of the GPU, or of the processor's kind."""
+    """Return the name of the GPU, or of the processor's kind."""
     if device.type != "cuda":
         return f"{platform.machine()}-cpu"
     name = torch.cuda.get_device_name(device)
@@ -158,3 +160,70 @@ def select(rows: Sequence[Row], **wanted: object) -> list[Row]:
     """The rows whose cells are these; ``kind`` stands for the column ``pass``."""
     cells = {"pass" if name == "kind" else name: str(value) for name, value in wanted.items()}
     return [row for row in rows if all(row.get(name) == value for name, value in cells.items())]
+
+
+_SAME = ("causal", "dim", "heads", "directions", "dtype", "pass")
+
+
+class Crossover(NamedTuple):
+    """The length from which one form is faster than softmax attention."""
+
+    length: float | None  # None: nowhere that was measured
+    note: str
+
+
+def crossover(ours: dict[int, float], theirs: dict[int, float]) -> Crossover:
+    """The smallest length from which on ours is faster, from times by length.
+
+    Between two lengths, the logarithm of the ratio is taken as linear in that of the length.
+    """
+    lengths = sorted(ours.keys() & theirs.keys())
+    if len(lengths) < 2:
+        return Crossover(None, "fewer than two lengths were measured for both")
+    gains = [math.log(theirs[n] / ours[n]) for n in lengths]  # positive where ours is faster
+    slower = [i for i, gain in enumerate(gains) if gain <= 0]
+    if not slower:
+        return Crossover(lengths[0], "faster at every length measured, this is the shortest")
+    last = slower[-1]
+    if last == len(lengths) - 1:
+        return Crossover(None, f"slower at {lengths[last]}, the longest measured")
+    share = -gains[last] / (gains[last + 1] - gains[last])
+    low, high = math.log(lengths[last]), math.log(lengths[last + 1])
+    between = f"interpolated between {lengths[last]} and {lengths[last + 1]}"
+    return Crossover(math.exp(low + share * (high - low)), between)
+
+
+def crossover_rows(rows: Sequence[Row]) -> Iterator[Row]:
+    """A row for each form of Primal-Attention, pass and choice of sizes; n is the length."""
+    column = time_column(rows)
+    primal, softmax = (select(rows, mechanism=name) for name in ("primal", "softmax"))
+    for weights, form in dict.fromkeys((row["weights"], _form(row)) for row in primal):
+        ours = [row for row in primal if row["weights"] == weights and _form(row) == form]
+        theirs = [row for row in softmax if _form(row) == form]
+        if theirs:
+            found = crossover(_times(ours, column), _times(theirs, column))
+            length = "" if found.length is None else str(round(found.length))
+            cells = {"weights": weights, "n": length, "commit": ours[0]["commit"]}
+            note = f"against softmax: {found.note}"
+            yield {**_cells(form), "mechanism": CROSSOVER, **cells, "note": note}
+
+
+def _form(row: Row) -> tuple[str, ...]:
+    """Return the sizes but for the length, and the tokens in all: both forms must share them."""
+    return (*(row[name] for name in _SAME), str(int(row["n"]) * int(row["batch"])))
+
+
+def _cells(form: tuple[str, ...]) -> Row:
+    return dict(zip(_SAME, form, strict=False))
+
+
+def _times(rows: Sequence[Row], column: str) -> dict[int, float]:
+    """The better time of each length, eager or compiled."""
+    times: dict[int, float] = {}
+    for row in rows:
+        for name in (column, f"compiled_{column}"):
+            time = number(row, name)
+            if time is not None:
+                n = int(row["n"])
+                times[n] = min(time, times.get(n, math.inf))
+    return times

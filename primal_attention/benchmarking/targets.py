@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from primal_attention.benchmarking.plans import BOTH, MILLION
+from primal_attention.benchmarking.presets import BOTH, MILLION
 from primal_attention.benchmarking.results import Row, number, select
 
 _LENGTHS = (1024, 4096, 16384, 65536)
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is reached; None where nothing was measured."""
+        """True if the target is reached; None where nothing was measured."""
         if self.value is None:
             return None
         return self.value <= self.target if self.at_most else self.value >= self.target
@@ -78,7 +78,7 @@ def verdicts(rows: Sequence[Row]) -> Iterator[Verdict]:
 
 
 def commits(rows: Sequence[Row]) -> list[str]:
-    """Of the rows that the targets are held against."""
+    """List the commits of the rows that the targets are held against."""
     return sorted({row["commit"] for row in _Table(rows).rows})
 
 
@@ -165,7 +165,7 @@ def _one_sequence(rows: Sequence[Row]) -> Iterator[Verdict]:
 
 
 def _longest(rows: Sequence[Row], mechanism: str) -> Verdict:
-    """How many tokens of one sequence were trained on."""
+    """Compare the longest sequence that was trained on with the target."""
     tried = select(rows, mechanism=mechanism, batch=1, kind=BOTH)
     lengths = {int(row["n"]): number(row, "wall_ms") for row in tried if int(row["n"]) >= MILLION}
     trained = [n for n, time in lengths.items() if time is not None]

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from primal_attention.benchmarking.crossover import crossover_rows
-from primal_attention.benchmarking.entries import ENTRIES, find_entries
-from primal_attention.benchmarking.plans import PRESETS, Plan, plan_of
 from primal_attention.benchmarking.plots import plot
+from primal_attention.benchmarking.presets import PRESETS, Plan, plan_of
+from primal_attention.benchmarking.registry import ENTRIES, find_entries
 from primal_attention.benchmarking.results import (
     CROSSOVER,
     Results,
     Row,
     card_name,
+    crossover_rows,
     read_rows,
     results_path,
     select,
 )
-from primal_attention.benchmarking.running import run_plan
+from primal_attention.benchmarking.runner import run_plan
 from primal_attention.benchmarking.targets import Verdict, commits, verdicts
 from primal_attention.cli.mistakes import naming
 from primal_attention.training.results import current_commit

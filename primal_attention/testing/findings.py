@@ -1,4 +1,4 @@
-"""What a clause measures, and how a number is held against its bound."""
+"""Findings of a clause: measured numbers, each with its bound."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a check returns: one result for each clause, and the table that people read."""
+"""The report of a check: one result for each clause, and the table that people read."""
 
 import math
 import sys
@@ -11,7 +11,7 @@ ANY_FINITE = sys.float_info.max
 
 
 class Status(StrEnum):
-    """How a clause ended."""
+    """Outcome of a clause."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -50,7 +50,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no clause failed; clauses that are exempt or do not apply count as neither."""
+        """True if no clause failed; clauses that are exempt or do not apply count as neither."""
         return not self.failed
 
     @property

@@ -10,8 +10,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from primal_attention.testing.calls import SEED, forward
 from primal_attention.testing.findings import Findings
-from primal_attention.testing.runs import SEED, forward
 
 _ASLEEP = 1e-3
 _AWAKE = 0.1
@@ -65,7 +65,7 @@ class Subject:
 
     @property
     def takes_context(self) -> bool:
-        """Whether the module attends to another sequence."""
+        """True if the module attends to another sequence."""
         return self.no_context_because is None
 
     @cached_property

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from primal_attention.testing.calls import Run
 from primal_attention.testing.findings import Findings
-from primal_attention.testing.runs import Run
 
 OUTPUT_BOUND = 1e-6
 GRADIENT_BOUND = 1e-5

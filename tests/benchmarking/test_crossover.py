@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primal_attention.benchmarking.crossover import crossover, crossover_rows
+from primal_attention.benchmarking.results import crossover, crossover_rows
 
 from .made_up import by_length, made_up
 

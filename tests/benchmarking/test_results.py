@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from primal_attention.benchmarking import running
-from primal_attention.benchmarking.measuring import Measurement
-from primal_attention.benchmarking.plans import MILLION, PRESETS, plan_of
+from primal_attention.benchmarking.clocks import Copy
+from primal_attention.benchmarking.measurement import Measurement
+from primal_attention.benchmarking.presets import MILLION, PRESETS, plan_of
 from primal_attention.benchmarking.results import (
     COLUMNS,
     Results,
@@ -18,8 +19,7 @@ from primal_attention.benchmarking.results import (
     row_of,
     select,
 )
-from primal_attention.benchmarking.running import LEFT_OUT, run_plan
-from primal_attention.benchmarking.timing import Copy
+from primal_attention.benchmarking.runner import LEFT_OUT, run_plan
 
 from .made_up import made_up
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from primal_attention.testing.calls import forward, forward_backward
 from primal_attention.testing.findings import Findings, deviation, magnitude
-from primal_attention.testing.runs import forward, forward_backward
 from primal_attention.testing.subject import Subject
 from primal_attention.testing.tokens import (
     GRADIENT_BOUND,

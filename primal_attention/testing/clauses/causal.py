@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from primal_attention.testing.calls import forward, forward_backward
 from primal_attention.testing.findings import Findings, NotApplicable
-from primal_attention.testing.runs import forward, forward_backward
 from primal_attention.testing.subject import Subject
 from primal_attention.testing.tokens import (
     GRADIENT_BOUND,

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from primal_attention.testing.calls import forward, forward_backward
 from primal_attention.testing.findings import Findings, NotApplicable, deviation
-from primal_attention.testing.runs import forward, forward_backward
 from primal_attention.testing.subject import Subject
 from primal_attention.testing.tokens import (
     compare_runs,
@@ -21,7 +21,7 @@ _EXTRA = 5
 
 
 def cross_attention(subject: Subject) -> Findings:
-    """What is masked in the context or the input changes nothing; sequences stay apart."""
+    """Masked tokens of the context or the input change nothing; sequences stay apart."""
     if not subject.takes_context:
         raise NotApplicable(f"no context: {subject.no_context_because}")
     layer = subject.copy()

@@ -14,8 +14,8 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
+from primal_attention.testing.calls import SEED, forward
 from primal_attention.testing.findings import Findings
-from primal_attention.testing.runs import SEED, forward
 from primal_attention.testing.subject import Subject
 from primal_attention.testing.tokens import prefix_mask
 
@@ -87,7 +87,7 @@ class _Case(NamedTuple):
         return self.gradients_at(leaves, create_graph=create_graph)
 
     def gradients_at(self, leaves: Variables, *, create_graph: bool) -> Variables:
-        """The same, in the graph of the leaves."""
+        """Gradients of F in the graph of the leaves."""
         made = torch.autograd.grad(
             self.value(leaves),
             list(leaves.values()),

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from primal_attention.testing.calls import forward_backward
 from primal_attention.testing.findings import Findings
-from primal_attention.testing.runs import forward_backward
 from primal_attention.testing.subject import Subject
 from primal_attention.testing.tokens import (
     compare_runs,

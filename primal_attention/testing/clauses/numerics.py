@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from primal_attention.testing.calls import Run, forward_backward
 from primal_attention.testing.findings import Findings, magnitude
-from primal_attention.testing.runs import Run, forward_backward
 from primal_attention.testing.subject import Subject
 from primal_attention.testing.tokens import prefix_mask, real_only
 

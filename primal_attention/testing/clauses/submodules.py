@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from primal_attention.testing.calls import SEED, forward, forward_backward
 from primal_attention.testing.findings import Findings, NotApplicable, deviation
-from primal_attention.testing.runs import SEED, forward, forward_backward
 from primal_attention.testing.subject import Subject
 from primal_attention.testing.tokens import prefix_mask
 
@@ -36,7 +36,7 @@ class Scaled(nn.Module):
 
 
 class ScaledAlike(Scaled):
-    """The same with the attributes of the module, as adapters and compiled modules have them."""
+    """A scaled module with the attributes of the inner one, as adapters have."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -96,7 +96,7 @@ def submodules(subject: Subject) -> Findings:
 
 
 class _Acts(NamedTuple):
-    """How a submodule was found."""
+    """How a submodule takes part in the outputs."""
 
     seen: bool
     refused: str | None = None
@@ -144,7 +144,7 @@ def _can_be_called(module: nn.Module) -> bool:
 def _observe_linear(
     findings: Findings, subject: Subject, calls: list[_Call], name: str, plain: list[Tensor]
 ) -> _Acts:
-    """What acts on a linear map is held to the map with other parameters."""
+    """Compare everything that acts on a linear map with the map with other parameters."""
     changed = subject.copy()
     scale = _scale(_linear(changed, name).out_features, changed)
     with torch.no_grad():
@@ -268,7 +268,7 @@ def _observe_other(
 def _observe_unused(
     findings: Findings, subject: Subject, calls: list[_Call], name: str, plain: list[Tensor]
 ) -> bool:
-    """Whether outputs are made of the numbers of a module that is not called: it is passed by."""
+    """Return whether outputs use the parameters of a module that is not called."""
     layer, passed_by = subject.copy(), False
     with torch.no_grad():
         for value in layer.get_submodule(name).state_dict().values():

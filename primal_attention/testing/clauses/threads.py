@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from primal_attention.testing.calls import SEED
 from primal_attention.testing.findings import Findings, NotApplicable, deviation
-from primal_attention.testing.runs import SEED
 from primal_attention.testing.subject import Subject
 from primal_attention.testing.tokens import GRADIENT_BOUND, OUTPUT_BOUND
 
@@ -28,7 +28,7 @@ Work = Callable[[Wait], Results]
 
 
 class _Request(NamedTuple):
-    """What one of the callers asks for; each comes with tokens, lengths and masks of its own."""
+    """The request of one caller, with tokens, lengths and masks of its own."""
 
     x: Tensor
     arguments: dict[str, Tensor]

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from primal_attention.benchmarking.entries import Entry, Sizes, Subject
-from primal_attention.benchmarking.layers import Outputs
-from primal_attention.benchmarking.timing import (
+from primal_attention.benchmarking.clocks import (
     HostSynchronisationError,
     culprit,
     graph_ms,
     peak_mib,
     wall_ms,
 )
+from primal_attention.benchmarking.layers import Outputs
+from primal_attention.benchmarking.registry import Entry, Sizes, Subject
 from primal_attention.objectives import record_ksvd
 
 _ETA = 0.1
@@ -60,7 +60,7 @@ def measure(
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in a line."""
+    """Describe an error in one line."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
     if isinstance(error, HostSynchronisationError | ModuleNotFoundError):
@@ -83,7 +83,7 @@ def _measured(subject: Subject, kind: str, compiled: bool, replayed: bool) -> Me
     replayed = replayed and kind != "decode"  # which replays a graph by itself
     run()
     wall = wall_ms(run, device)
-    with record_ksvd(subject.module):  # lets go of what the last step kept
+    with record_ksvd(subject.module):  # frees what the last step kept
         pass
     peak, gpu, note = peak_mib(run, device), None, ""
     if replayed and device.type == "cuda":
@@ -133,7 +133,7 @@ def _decoding(subject: Subject, kind: str) -> tuple[Callable[[], object], None]:
 def _both(subject: Subject, call: Call | None) -> tuple[Callable[[], object], int]:
     """A forward and a backward pass, and the bytes that they move at least.
 
-    The outputs are let go before the backward pass: they are whoever's comes next. Gradients are
+    Outputs are freed before the backward pass, as if the next layer owned them. Gradients are
     made afresh, as where an optimiser has set them to None.
     """
 
@@ -173,7 +173,7 @@ def _less(both: Measurement, forward: Measurement) -> Measurement:
 
 
 def median(runs: Sequence[Measurement]) -> Measurement:
-    """Of each number over several runs; the rest is that of the first."""
+    """Return the median of each number over several runs; the rest is that of the first."""
 
     def of(*values: float | None) -> float | None:
         known = [value for value in values if value is not None]
@@ -184,7 +184,7 @@ def median(runs: Sequence[Measurement]) -> Measurement:
 
 
 def _let_go(device: torch.device) -> None:
-    """Of the memory that the last subject had."""
+    """Free the memory of the last subject."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()

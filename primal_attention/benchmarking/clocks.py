@@ -29,7 +29,7 @@ def wait(device: torch.device) -> None:
 
 
 def wall_ms(run: Run, device: torch.device) -> float:
-    """The median time of a call, waited for; of a few more on a CPU, which others may use too."""
+    """Return the median time of a synchronised call; of more calls on a CPU, which may be shared."""
     times: list[float] = []
     least = 7 if device.type == "cpu" else 3
     while len(times) < least or (sum(times) < _SECONDS and len(times) < 20):

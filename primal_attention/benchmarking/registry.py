@@ -16,12 +16,11 @@ from primal_attention.benchmarking.layers import (
     OutputsOf,
     PackedSoftmax,
     Projections,
-    Released,
+    ReleasedArithmetic,
     WithObjective,
     flex,
     sdpa,
 )
-from primal_attention.benchmarking.released import ReleasedArithmetic
 
 _LANDMARKS = 10  # of a direction, as PrimalAttention has it
 
@@ -43,7 +42,7 @@ class Sizes(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What is timed, on its device."""
+    """A timed module on its device, and its input."""
 
     module: nn.Module
     x: Tensor
@@ -70,7 +69,7 @@ class Entry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called on the command line."""
+        """Name of the entry on the command line."""
         weights = "" if self.mechanism == "primal_time" else self.weights  # it has no others
         return "-".join(filter(None, (self.mechanism, weights, "causal" * self.causal)))
 
@@ -132,8 +131,7 @@ def _flex(*, causal: bool) -> Entry:
 def _released(*, causal: bool) -> Entry:
     def build(sizes: Sizes, x: Tensor) -> nn.Module:
         S = sizes.directions
-        layer = ReleasedArithmetic(sizes.dim, sizes.heads, S, _LANDMARKS * S, causal=causal)
-        return Released(layer)
+        return ReleasedArithmetic(sizes.dim, sizes.heads, S, _LANDMARKS * S, causal=causal)
 
     return Entry("released", build, "static" if causal else "sampled", causal)
 

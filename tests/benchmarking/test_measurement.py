@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from primal_attention.attention import ATTENTIONS
-from primal_attention.benchmarking.entries import ENTRIES, Entry, Sizes, find_entries
+from primal_attention.benchmarking.clocks import HostSynchronisationError, culprit
 from primal_attention.benchmarking.layers import OpAlone
-from primal_attention.benchmarking.measuring import measure, reason
-from primal_attention.benchmarking.timing import HostSynchronisationError, culprit
+from primal_attention.benchmarking.measurement import measure, reason
+from primal_attention.benchmarking.registry import ENTRIES, Entry, Sizes, find_entries
 
 CPU = torch.device("cpu")
 SIZES = Sizes(n=11, batch=3, dim=14, heads=2, directions=5, dtype="float32")
@@ -132,7 +132,7 @@ def test_on_a_gpu_the_released_arithmetic_waits_and_is_named():
     made = measure(ENTRIES["released-sampled"], SIZES, "fwd+bwd", torch.device("cuda"))
     assert made.gpu_ms is None
     assert made.wall_ms > 0
-    assert made.note.startswith("host synchronisation in ReleasedArithmetic.attend (released.py:")
+    assert made.note.startswith("host synchronisation in ReleasedArithmetic.attend (layers.py:")
 
 
 def test_what_is_not_replayed_has_no_time_of_the_gpu_alone():

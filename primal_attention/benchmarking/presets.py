@@ -1,4 +1,4 @@
-"""What is measured, and in which order: the most wanted first, for runs that are cut short."""
+"""Plans of measurements, the most wanted first, for runs that are cut short."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
-from primal_attention.benchmarking.entries import ENTRIES, Entry, Sizes, find_entries
+from primal_attention.benchmarking.registry import ENTRIES, Entry, Sizes, find_entries
 
 BOTH = "fwd+bwd"
 MILLION = 1_048_576

@@ -8,12 +8,11 @@ from multiprocessing import get_context
 
 import torch
 
-from primal_attention.benchmarking.crossover import crossover_rows
-from primal_attention.benchmarking.entries import ENTRIES, Sizes
-from primal_attention.benchmarking.measuring import Measurement, measure, median, reason
-from primal_attention.benchmarking.plans import Job, Plan
-from primal_attention.benchmarking.results import Results, Row, copy_row, row_of
-from primal_attention.benchmarking.timing import measure_copy
+from primal_attention.benchmarking.clocks import measure_copy
+from primal_attention.benchmarking.measurement import Measurement, measure, median, reason
+from primal_attention.benchmarking.presets import Job, Plan
+from primal_attention.benchmarking.registry import ENTRIES, Sizes
+from primal_attention.benchmarking.results import Results, Row, copy_row, crossover_rows, row_of
 
 LEFT_OUT = "left out: the time was up"
 
@@ -64,7 +63,7 @@ def _measured(job: Job, device: torch.device) -> Measurement:
 
 
 def _measured_apart(job: Job, device: torch.device) -> Measurement:
-    """In a process of its own: how memory lies that others have let go is a matter of time too."""
+    """Measure in a process of its own: memory that others freed affects times."""
     named = job.entry.name, job.sizes, job.kind, job.compiled, device
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
