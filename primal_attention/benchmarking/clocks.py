@@ -29,7 +29,7 @@ def wait(device: torch.device) -> None:
 
 
 def wall_ms(run: Run, device: torch.device) -> float:
-    """Return the median time of a synchronised call; of more calls on a CPU, which may be shared."""
+    """Return the median time of a synchronised call; of more calls on a CPU, often shared."""
     times: list[float] = []
     least = 7 if device.type == "cpu" else 3
     while len(times) < least or (sum(times) < _SECONDS and len(times) < 20):

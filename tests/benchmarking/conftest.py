@@ -2,9 +2,9 @@
 
 import pytest
 
-from primal_attention.benchmarking import timing
+from primal_attention.benchmarking import clocks
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(timing, "_SECONDS", 0.0)
+    monkeypatch.setattr(clocks, "_SECONDS", 0.0)

@@ -58,7 +58,7 @@ def test_the_registry_has_every_mechanism_in_all_forms():
 def test_what_raises_is_told_with_its_place():
     made = measure(broken(ValueError("too odd\nby far")), SIZES, "fwd+bwd", CPU)
     assert made.wall_ms is made.moved is None
-    assert made.note.startswith("ValueError in Broken.forward (test_measuring.py:")
+    assert made.note.startswith("ValueError in Broken.forward (test_measurement.py:")
     assert made.note.endswith(": too odd")
 
 
@@ -83,7 +83,7 @@ def test_where_the_host_waits_is_named():
     try:
         waits_for_a_value()
     except HostSynchronisationError as error:
-        assert "waits_for_a_value (test_measuring.py:" in culprit(error)
+        assert "waits_for_a_value (test_measurement.py:" in culprit(error)
         assert reason(HostSynchronisationError("host synchronisation in f")).endswith("in f")
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from primal_attention.benchmarking import running
+from primal_attention.benchmarking import runner
 from primal_attention.benchmarking.clocks import Copy
 from primal_attention.benchmarking.measurement import Measurement
 from primal_attention.benchmarking.presets import MILLION, PRESETS, plan_of
@@ -33,7 +33,7 @@ COPY = Copy(moved=4000, gpu_ms=2.0, wall_ms=3.0)
 
 @pytest.fixture(autouse=True)
 def small_copy(monkeypatch):
-    monkeypatch.setattr(running, "measure_copy", lambda device: Copy(4000, None, 2.0))
+    monkeypatch.setattr(runner, "measure_copy", lambda device: Copy(4000, None, 2.0))
 
 
 def tiny(*mechanisms, **sizes):
