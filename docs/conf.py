@@ -6,9 +6,11 @@ no page needs a network.
 """
 
 import importlib.util
+import inspect
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from sphinx.application import Sphinx
 
@@ -69,8 +71,42 @@ def setup(app: Sphinx) -> None:
     app.add_source_parser(NotebookParser)
     app.connect("autodoc-process-docstring", write_as_rst, priority=400)  # before napoleon, at 500
     app.connect("autodoc-skip-member", skip_field)
+    app.connect("source-read", add_names)
     app.connect("source-read", add_numbers)
     app.connect("build-finished", lead_to_first_page)
+
+
+def add_names(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put a table of the names of a package below the title of its page of the reference."""
+    found = re.match(r"# (primal_attention\.[\w.]+)\n", source[0])
+    module = importlib.import_module(found[1]) if found else None
+    if found and module and names_of(module):
+        rows = [
+            f"| {{py:obj}}`{name} <{found[1]}.{name}>` | {summary(module, name)} |"
+            for name in names_of(module)
+        ]
+        table = "\n".join(["| name | |", "|---|---|", *rows])
+        source[0] = source[0].replace(found[0], f"{found[0]}\n{table}\n", 1)
+
+
+def names_of(module: ModuleType) -> list[str]:
+    """Return the public names: those of ``__all__``, or the functions and classes defined there."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    return [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+    ]
+
+
+def summary(module: ModuleType, name: str) -> str:
+    """Return the first sentence of a name's documentation; nothing for plain values."""
+    value = getattr(module, name)
+    text = inspect.getdoc(value) or ""
+    if text == inspect.getdoc(type(value)):
+        return ""
+    return text.partition("\n\n")[0].replace("\n", " ").replace("``", "`").replace("|", r"\|")
 
 
 def add_numbers(app: Sphinx, page: str, source: list[str]) -> None:
