@@ -14,6 +14,6 @@ def needing(what: str, extra: str) -> Iterator[None]:
     """
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         message = f"{what}: pip install 'primal-attention[{extra}]'"
-        raise type(error)(message, name=error.name) from error
+        raise ModuleNotFoundError(message, name=error.name) from error

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.atomic_files import replacing
+from primal_attention.extras import needing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,11 +24,8 @@ LINES = [(colour, style) for style in LINE_STYLES for colour in COLOURS]  # all 
 
 def new_figure(width: float, height: float) -> "Figure":
     """Make an empty figure; sizes in inches."""
-    try:
+    with needing("figures need matplotlib", "train"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = "figures need matplotlib: pip install 'primal-attention[train]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

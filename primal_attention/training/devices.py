@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from primal_attention.extras import needing
+
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
@@ -51,12 +53,8 @@ def launch(
         raise ValueError(f"precision must be one of {', '.join(_PRECISIONS)}, got {precision!r}")
     if (strategy, precision) == ("fsdp", "fp16"):
         raise ValueError("fsdp goes with precision fp32 or bf16, got 'fp16'")
-    try:
-        with _version_alone("torchmetrics"):
-            from lightning_fabric import Fabric
-    except ModuleNotFoundError as error:
-        message = "training needs Lightning Fabric: pip install 'primal-attention[train]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
+    with needing("training needs Lightning Fabric", "train"), _version_alone("torchmetrics"):
+        from lightning_fabric import Fabric
     fabric = Fabric(
         accelerator=accelerator,
         devices=devices,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from primal_attention.extras import needing
 from primal_attention.models.stacks import has_objective, mechanism_of
 from primal_attention.training.recipe import Recipe
 
@@ -240,9 +241,6 @@ def _open_storage(url: str) -> Any:
 
 
 def _optuna() -> Any:
-    try:
+    with needing("a sweep needs Optuna", "train"):
         import optuna
-    except ModuleNotFoundError as error:
-        message = "a sweep needs Optuna: pip install 'primal-attention[train]'"
-        raise ModuleNotFoundError(message, name="optuna") from error
     return optuna

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.atomic_files import write_rows, writing_to
+from primal_attention.extras import needing
 from primal_attention.training.batch_plan import Plan
 from primal_attention.training.outcome import Entry, Progress
 from primal_attention.training.recipe import Recipe
@@ -128,20 +129,14 @@ class TensorBoard(Watcher):
 def _logger(directory: Path) -> Any:
     from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
-    try:
+    with needing("logs for TensorBoard need it", "train"):
         return TensorBoardLogger(directory, name=TENSORBOARD, version="", flush_secs=10)
-    except ModuleNotFoundError as error:
-        message = "logs for TensorBoard need it: pip install 'primal-attention[train]'"
-        raise ModuleNotFoundError(message, name="tensorboard") from error
 
 
 def progress_bar(console: Console | None = None) -> Watcher:
     """A bar where the console is a terminal; else lines, such as a log file can hold."""
-    try:
+    with needing("a progress bar needs Rich", "cli"):
         from rich.console import Console
-    except ModuleNotFoundError as error:
-        message = "a progress bar needs Rich: pip install 'primal-attention[cli]'"
-        raise ModuleNotFoundError(message, name="rich") from error
     console = console or Console(stderr=True)
     return _Bar(console) if console.is_terminal else Lines(console)
 

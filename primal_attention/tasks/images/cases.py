@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from primal_attention.extras import needing
 from primal_attention.foreign_files import reading
 from primal_attention.tasks.images.augmentation import (
     Augmentation,
@@ -200,9 +201,6 @@ def _cropped(size: tuple[int, int], crop: Tensor) -> tuple[float, float, float, 
 
 
 def _pillow() -> Any:
-    try:
+    with needing("pictures need Pillow", "images"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        message = "pictures need Pillow: pip install 'primal-attention[images]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
     return Image
