@@ -185,7 +185,7 @@ def dense_timed(
 ) -> tuple[Tensor, ...]:
     """Sums of exp(-|a_i - a_j|) <phi_q(x_i), phi_k(x_j)>, all of them, and the causal state."""
     queries, keys = (MAPS[name](side) for name, side in zip(maps, z, strict=True))
-    keep = torch.ones(steps.shape[1:]) if token_mask is None else token_mask
+    keep = torch.ones_like(steps[0]) if token_mask is None else token_mask
     queries, keys, values = (each * keep[:, :, None].to(z) for each in (queries, keys, values))
     times = steps.cumsum(-1)
     decay = (-(times[..., :, None] - times[..., None, :]).abs()).exp().to(z)

@@ -133,7 +133,7 @@ def scan(kind: str, width: int, dtype: torch.dtype) -> Any:
 
     _, name, *both = kind.split("-")
     z, timed = torch.zeros(2, 1, 2048, H, width, dtype=dtype), name == "unit_elu"
-    sides, columns = (2, S) if timed else (1, width)
+    sides, columns = (2, S) if timed else (1, width + 1)  # values and a column of ones
     return ScanInputs(
         z,
         torch.zeros(1, 2048, sides, H, columns, dtype=dtype),

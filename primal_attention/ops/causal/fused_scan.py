@@ -55,6 +55,7 @@ from primal_attention.ops.triton.tiles import (
 # products. Both passes have the same blocks: the backward pass reads the sums of the forward pass.
 BLOCKS = {
     (64 * 64, "bf16"): 64,
+    (64 * 128, "bf16"): 64,
     (128 * 128, "bf16"): 32,
     (64 * 64, "tf32"): 32,
     (128 * 128, "tf32"): 16,
@@ -62,9 +63,9 @@ BLOCKS = {
 }
 # No product is one of a whole warp group, whose operands the assembler of Triton 3.6 can look for
 # at a wrong address: those have at least 64 rows and four warps.
-_ROWS = 32  # tokens of a block that one program computes, at most, in four warps
+_ROWS = 32  # tokens of a block that one program computes, at most
 _WARPS = 2  # of a walk, whose products have as many rows as there are features
-_TILE = 64 * 64  # entries of a sum that a walk carries, at most
+_TILE = 64 * 32  # entries of a sum that a walk carries, at most
 WIDEST = 256
 _ENTRIES = 256  # of a sum, that a program joins over the segments
 
@@ -112,6 +113,7 @@ class _Call:
         block = BLOCKS[min(x for x in BLOCKS if x[1] == precision and x[0] >= entries)]
         self.segments = divide(given.z[0], block)
         self.blocks, self.parts = -(-self.N // block), -(-block // _ROWS)
+        self.num_warps = 4 if entries <= 64 * 64 else 8
         self.kept = torch.bfloat16 if given.z.dtype == torch.bfloat16 else torch.float32
         self.layout = self.N, self.H, self.segments.number, self.segments.tokens
         self.compiled: dict[str, Any] = {
@@ -151,7 +153,12 @@ class _Call:
         """Launch programs of so many kinds for the tokens of each block."""
         rows = self.compiled["BLOCK"] // self.parts
         function[(self.B * self.blocks * self.H * kinds * self.parts,)](
-            *arguments, *self.layout, ROWS=rows, **options, **self.compiled, num_warps=4
+            *arguments,
+            *self.layout,
+            ROWS=rows,
+            **options,
+            **self.compiled,
+            num_warps=self.num_warps,
         )
 
     def new_sums(self) -> list[Tensor]:
@@ -176,7 +183,7 @@ class _Call:
         passed = float32(starts, *starts.shape[:3])
         timed, grid = self.timed, self.B * self.segments.number * self.H
         tile = min(padded(self.V), max(16, _TILE // padded(self.P)))
-        segment_states[(grid, self.sides, -(-self.V // tile))](
+        segment_states[(grid * self.sides * -(-self.V // tile),)](
             self.z.tensor, rows.tensor, self.steps, self.mask, states, ends,
             elapsed if timed else None, passed if timed else None,
             self.z.strides, rows.strides, *self.layout,
@@ -255,8 +262,9 @@ def scan_backward(
 
 
 @triton.jit
-def _side_of(tensor, strides, side, b, h, first):
+def _side_of(rows, side, b, h, first):
     """Pointer to the first token of a segment or block of a tensor [sides, B, N, H, C]."""
+    tensor, strides = rows
     place = b * strides[1] + h * strides[3] + side * strides[0]
     return tensor + place + first.to(tl.int64) * strides[2]
 
@@ -283,20 +291,6 @@ def _until(time, total):
     return tl.exp(tl.minimum(time - total, 0.0))
 
 
-@triton.jit
-def _sum_of(
-    states, starts, elapsed, block, segment, side,
-    P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
-    SIDES: tl.constexpr,
-):  # fmt: skip
-    """The sum of a side before or behind a block, [P, V] in float32."""
-    left = tl.full([], 1.0, tl.float32)
-    if elapsed is not None:
-        left = tl.exp(-tl.load(elapsed + block))
-    near = load_stacked(states, block * SIDES + side, P, V, WIDTH_P, WIDTH_V)
-    return near + left * load_stacked(starts, segment * SIDES + side, P, V, WIDTH_P, WIDTH_V)
-
-
 @launched
 @triton.jit
 def segment_states(
@@ -306,46 +300,47 @@ def segment_states(
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr, STORING: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a segment before each of its blocks, and over all; one side of it a program."""
-    side = tl.program_id(1)
+    """The sums of a segment before each of its blocks, and over all.
+
+    A program has some columns of one side; neighbours read the same tokens.
+    """
+    tiles: tl.constexpr = (V + WIDTH_V - 1) // WIDTH_V
+    program, column = tl.program_id(0) // tiles // SIDES, tl.program_id(0) % tiles * WIDTH_V
+    side, z, values = tl.program_id(0) // tiles % SIDES, (z, z_strides), (values, value_strides)
     if SIDES == 1:
         _walk_segment(
-            z, values, steps, mask, states, ends, elapsed, passed, z_strides, value_strides,
-            STORING, 0, N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
+            program, column, z, values, steps, mask, states, ends, elapsed, passed, STORING, 0,
+            N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
             MAP_K if STORING else MAP_Q, BACKWARD,
         )  # fmt: skip
     elif side == 0:
         _walk_segment(
-            z, values, steps, mask, states, ends, elapsed, passed, z_strides, value_strides,
-            0, 0, N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
+            program, column, z, values, steps, mask, states, ends, elapsed, passed, 0, 0,
+            N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
             MAP_Q, BACKWARD,
         )  # fmt: skip
     else:
         _walk_segment(
-            z, values, steps, mask, states, ends, None, None, z_strides, value_strides,
-            1, 1, N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
+            program, column, z, values, steps, mask, states, ends, None, None, 1, 1,
+            N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
             MAP_K, BACKWARD,
         )  # fmt: skip
 
 
 @triton.jit
 def _walk_segment(
-    z, values, steps, mask, states, ends, elapsed, passed, z_strides, value_strides,
-    storing, side, N, H, number, tokens,
+    program, column, z, values, steps, mask, states, ends, elapsed, passed, storing, side,
+    N, H, number, tokens,
     P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     FEATURE_MAP: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
-    z = _side_of(z, z_strides, storing, b, h, first)
-    column = tl.program_id(2) * WIDTH_V
-    values = _side_of(values, value_strides, side, b, h, first) + column
-    states, ends = states + column, ends + column
-    p, v = tl.arange(0, WIDTH_P), tl.arange(0, WIDTH_V)
-    columns = column + v < V
-    places, inside = p[:, None] * V + v[None, :], (p < P)[:, None] & columns[None, :]
-    first_column = column == 0
+    of_z, of_values = z[1][2], values[1][2]
+    z = _side_of(z, storing, b, h, first)
+    values = _side_of(values, side, b, h, first) + column
+    p, v = tl.arange(0, WIDTH_P), column + tl.arange(0, WIDTH_V)
+    places, inside = p[:, None] * V + v[None, :], (p < P)[:, None] & (v < V)[None, :]
     state = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
     time = tl.full([], 0.0, tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=1):
@@ -354,13 +349,13 @@ def _walk_segment(
         kept = states + (block * SIDES + side) * (P * V) + places
         tl.store(kept, state.to(states.dtype.element_ty), mask=inside)
         if elapsed is not None:
-            tl.store(elapsed + block, time, mask=first_column)
+            tl.store(elapsed + block, time, mask=column == 0)
         real = real_tokens(mask, b, N, first + row, last, BLOCK)
         base, weight, _ = features_of(
-            z, row, z_strides[2], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+            z, row, of_z, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
-        keep = real[:, None] & columns[None, :]
-        stored = load_segment_rows(values, row, value_strides[2], keep, BLOCK, WIDTH_V)
+        keep = real[:, None] & (v < V)[None, :]
+        stored = load_segment_rows(values, row, of_values, keep, BLOCK, WIDTH_V)
         if steps is not None:
             clock, total = _clock(steps, b, h, N, H, first + row, real, BLOCK)
             weight *= _since(clock) if BACKWARD else _until(clock, total)
@@ -369,7 +364,7 @@ def _walk_segment(
         state = lowered_product(tl.trans(base), scaled(stored, weight), state, PRECISION)
     tl.store(ends + (program.to(tl.int64) * SIDES + side) * (P * V) + places, state, mask=inside)
     if passed is not None:
-        tl.store(passed + program, time, mask=first_column)
+        tl.store(passed + program, time, mask=column == 0)
 
 
 @launched
@@ -410,26 +405,46 @@ def _block_of(program, N, H, number, tokens, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _sum_of(
+    sums, block, segment, side,
+    P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
+    SIDES: tl.constexpr,
+):  # fmt: skip
+    """The sum of a side before or behind a block, [P, V] in float32."""
+    states, starts, elapsed = sums
+    left = tl.full([], 1.0, tl.float32)
+    if elapsed is not None:
+        left = tl.exp(-tl.load(elapsed + block))
+    near = load_stacked(states, block * SIDES + side, P, V, WIDTH_P, WIDTH_V)
+    return near + left * load_stacked(starts, segment * SIDES + side, P, V, WIDTH_P, WIDTH_V)
+
+
+@triton.jit
 def _features_at(
-    z, strides, side, b, h, start, N, mask,
+    z, side, b, h, start, N, mask,
     P: tl.constexpr, WIDTH_P: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
     FEATURE_MAP: tl.constexpr,
 ):  # fmt: skip
     """Features of the tokens of a side from a token on, as base and factor; 1 / |z|."""
-    real = real_tokens(mask, b, N, start, N, ROWS)
-    z = _side_of(z, strides, side, b, h, start)
-    return features_of(z, 0, strides[2], real, P, WIDTH_P, ROWS, PRECISION, FEATURE_MAP)
+    real, rows = real_tokens(mask, b, N, start, N, ROWS), _side_of(z, side, b, h, start)
+    return features_of(rows, 0, z[1][2], real, P, WIDTH_P, ROWS, PRECISION, FEATURE_MAP)
 
 
 @triton.jit
 def _rows_at(
-    rows, strides, side, b, h, start, N, mask,
+    values, side, b, h, start, N, mask,
     V: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Values of a side, or gradients of what it reads, from a token on."""
-    real = real_tokens(mask, b, N, start, N, ROWS)
-    rows = _side_of(rows, strides, side, b, h, start)
-    return rows_of(rows, 0, strides[2], real, V, WIDTH_V, ROWS, PRECISION)
+    real, rows = real_tokens(mask, b, N, start, N, ROWS), _side_of(values, side, b, h, start)
+    return rows_of(rows, 0, values[1][2], real, V, WIDTH_V, ROWS, PRECISION)
+
+
+@triton.jit
+def _write(target, side, b, h, start, N, rows, C: tl.constexpr):
+    """Write rows as the tokens of a side from a token on."""
+    exists = columns_of(existing(start, N, rows.shape[0]), C, rows.shape[1])
+    store_segment_rows(_side_of(target, side, b, h, start), rows, 0, target[1][2], exists)
 
 
 @triton.jit
@@ -469,18 +484,17 @@ def read_blocks(
     """What the tokens of a block read: of earlier ones, and of later ones where these have sums."""
     parts: tl.constexpr = BLOCK // ROWS
     _read_block(
-        tl.program_id(0) // parts, tl.program_id(0) % parts, z, values, steps, mask,
-        past, past_starts, past_elapsed, later, later_starts, later_elapsed, out,
-        z_strides, value_strides, out_strides, N, H, number, tokens,
+        tl.program_id(0) // parts, tl.program_id(0) % parts,
+        (z, z_strides), (values, value_strides), (out, out_strides), steps, mask,
+        (past, past_starts, past_elapsed), (later, later_starts, later_elapsed),
+        N, H, number, tokens,
         P, V, WIDTH_P, WIDTH_V, BLOCK, ROWS, PRECISION, SIDES, MAP_Q, MAP_K, 0,
     )  # fmt: skip
 
 
 @triton.jit
 def _read_block(
-    program, part, z, values, steps, mask, past, past_starts, past_elapsed,
-    later, later_starts, later_elapsed, out, z_strides, value_strides, out_strides,
-    N, H, number, tokens,
+    program, part, z, values, out, steps, mask, past, later, N, H, number, tokens,
     P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr, READING: tl.constexpr,
@@ -488,44 +502,34 @@ def _read_block(
     """What some tokens of a block read, the first by the features of the side READING."""
     b, h, start, segment = _block_of(program, N, H, number, tokens, BLOCK)
     clock, near_clock, total = _times_of(steps, mask, b, h, N, H, start, part, ROWS, BLOCK)
-    weights = _weights(near_clock, clock, part, past is not None, later is not None)
+    weights = _weights(near_clock, clock, part, past[0] is not None, later[0] is not None)
     first = start + part * ROWS
-    exists = columns_of(existing(first, N, ROWS), V, WIDTH_V)
     for reader in tl.static_range(SIDES):
-        stored = SIDES - 1 - reader
         if (READING + reader) % 2 == 0:
             near, f_near, _ = _features_at(
-                z, z_strides, 0, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, MAP_Q
+                z, 0, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, MAP_Q
             )  # fmt: skip
             far, f_far, _ = _features_at(
-                z, z_strides, 1, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, MAP_K
+                z, 1, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, MAP_K
             )  # fmt: skip
         else:
             near, f_near, _ = _features_at(
-                z, z_strides, 1, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, MAP_K
+                z, 1, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, MAP_K
             )  # fmt: skip
             far, f_far, _ = _features_at(
-                z, z_strides, 0, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
+                z, 0, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
             )  # fmt: skip
-        rows = _rows_at(
-            values, value_strides, stored, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION
-        )  # fmt: skip
+        stored = SIDES - 1 - reader
+        rows = _rows_at(values, stored, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION)
         kernel_matrix = times(near, tl.trans(far), PRECISION) * (weights * f_far[None, :])
         read = times(kernel_matrix, rows, PRECISION)
-        if past is not None:
-            sums = _sum_of(
-                past, past_starts, past_elapsed, program, segment, stored,
-                P, V, WIDTH_P, WIDTH_V, SIDES,
-            )  # fmt: skip
+        if past[0] is not None:
+            sums = _sum_of(past, program, segment, stored, P, V, WIDTH_P, WIDTH_V, SIDES)
             read += scaled(times(near, sums, PRECISION), _since(near_clock))
-        if later is not None:
-            sums = _sum_of(
-                later, later_starts, later_elapsed, program, segment, stored,
-                P, V, WIDTH_P, WIDTH_V, SIDES,
-            )  # fmt: skip
+        if later[0] is not None:
+            sums = _sum_of(later, program, segment, stored, P, V, WIDTH_P, WIDTH_V, SIDES)
             read += scaled(times(near, sums, PRECISION), _until(near_clock, total))
-        place = _side_of(out, out_strides, reader, b, h, first)
-        store_segment_rows(place, scaled(read, f_near), 0, out_strides[2], exists)
+        _write(out, reader, b, h, first, N, scaled(read, f_near), V)
 
 
 @launched
@@ -547,40 +551,34 @@ def gradient_blocks(
     parts: tl.constexpr = BLOCK // ROWS
     part, kind = tl.program_id(0) % parts, tl.program_id(0) // parts % 3
     program = tl.program_id(0) // parts // 3
+    z, values, d_out = (z, z_strides), (values, value_strides), (d_out, d_out_strides)
+    dz, d_values = (dz, dz_strides), (d_values, d_value_strides)
+    past, later = (past, past_starts, past_elapsed), (later, later_starts, later_elapsed)
+    d_past = d_past, d_past_starts, d_past_elapsed
+    d_later = d_later, d_later_starts, d_later_elapsed
     if kind == 0:
         _feature_gradients(
-            program, part, z, values, d_out, steps, mask,
-            past, past_starts, past_elapsed, later, later_starts, later_elapsed,
-            d_past, d_past_starts, d_past_elapsed, d_later, d_later_starts, d_later_elapsed,
-            dz, ends, crossing, z_strides, value_strides, d_out_strides, dz_strides,
-            N, H, number, tokens,
+            program, part, z, values, d_out, steps, mask, past, later, d_past, d_later,
+            dz, ends, crossing, N, H, number, tokens,
             P, V, WIDTH_P, WIDTH_V, BLOCK, ROWS, PRECISION, SIDES, MAP_Q, MAP_K, 0,
         )  # fmt: skip
     elif kind == 1:
         _feature_gradients(
-            program, part, z, values, d_out, steps, mask,
-            past, past_starts, past_elapsed, later, later_starts, later_elapsed,
-            d_past, d_past_starts, d_past_elapsed, d_later, d_later_starts, d_later_elapsed,
-            dz, ends, crossing, z_strides, value_strides, d_out_strides, dz_strides,
-            N, H, number, tokens,
+            program, part, z, values, d_out, steps, mask, past, later, d_past, d_later,
+            dz, ends, crossing, N, H, number, tokens,
             P, V, WIDTH_P, WIDTH_V, BLOCK, ROWS, PRECISION, SIDES, MAP_K, MAP_Q, 1,
         )  # fmt: skip
     else:
         _read_block(
-            program, part, z, d_out, steps, mask, d_past, d_past_starts, d_past_elapsed,
-            d_later, d_later_starts, d_later_elapsed, d_values,
-            z_strides, d_out_strides, d_value_strides, N, H, number, tokens,
+            program, part, z, d_out, d_values, steps, mask, d_past, d_later, N, H, number, tokens,
             P, V, WIDTH_P, WIDTH_V, BLOCK, ROWS, PRECISION, SIDES, MAP_Q, MAP_K, 2 - SIDES,
         )  # fmt: skip
 
 
 @triton.jit
 def _feature_gradients(
-    program, part, z, values, d_out, steps, mask,
-    past, past_starts, past_elapsed, later, later_starts, later_elapsed,
-    d_past, d_past_starts, d_past_elapsed, d_later, d_later_starts, d_later_elapsed,
-    dz, ends, crossing, z_strides, value_strides, d_out_strides, dz_strides,
-    N, H, number, tokens,
+    program, part, z, values, d_out, steps, mask, past, later, d_past, d_later,
+    dz, ends, crossing, N, H, number, tokens,
     P: tl.constexpr, V: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     NEAR_MAP: tl.constexpr, FAR_MAP: tl.constexpr, NEAR: tl.constexpr,
@@ -592,16 +590,16 @@ def _feature_gradients(
     """
     READS: tl.constexpr = SIDES == 2 or NEAR == 0
     STORES: tl.constexpr = SIDES == 2 or NEAR == 1
-    FUTURE: tl.constexpr = later is not None
+    FUTURE: tl.constexpr = later[0] is not None
     near_side: tl.constexpr = NEAR if SIDES == 2 else 0  # of values, gradients and sums
     far_side: tl.constexpr = SIDES - 1 - near_side
     b, h, start, segment = _block_of(program, N, H, number, tokens, BLOCK)
     first = start + part * ROWS
     near, f_near, inverse = _features_at(
-        z, z_strides, NEAR, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, NEAR_MAP
+        z, NEAR, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, NEAR_MAP
     )  # fmt: skip
     far, f_far, _ = _features_at(
-        z, z_strides, 1 - NEAR, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
+        z, 1 - NEAR, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
     )  # fmt: skip
     clock, near_clock, total = _times_of(steps, mask, b, h, N, H, start, part, ROWS, BLOCK)
     d_kernel = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -609,56 +607,30 @@ def _feature_gradients(
     of_later = tl.zeros([ROWS, WIDTH_P], tl.float32)
     across = tl.full([], 0.0, tl.float32)  # what tokens before the block and behind it share
     if READS:
-        d_read = _rows_at(
-            d_out, d_out_strides, near_side, b, h, first, N, mask, V, WIDTH_V, ROWS, PRECISION
-        )  # fmt: skip
-        rows = _rows_at(
-            values, value_strides, far_side, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION
-        )  # fmt: skip
+        d_read = _rows_at(d_out, near_side, b, h, first, N, mask, V, WIDTH_V, ROWS, PRECISION)
+        rows = _rows_at(values, far_side, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION)
         weights = _weights(near_clock, clock, part, True, FUTURE)
         d_kernel += times(d_read, tl.trans(rows), PRECISION) * weights
-        sums = _sum_of(
-            past, past_starts, past_elapsed, program, segment, far_side,
-            P, V, WIDTH_P, WIDTH_V, SIDES,
-        )  # fmt: skip
+        sums = _sum_of(past, program, segment, far_side, P, V, WIDTH_P, WIDTH_V, SIDES)
         of_past += times(d_read, tl.trans(sums), PRECISION)
         if steps is not None and part == 0:
-            sums *= _sum_of(
-                d_later, d_later_starts, d_later_elapsed, program, segment, near_side,
-                P, V, WIDTH_P, WIDTH_V, SIDES,
-            )  # fmt: skip
+            sums *= _sum_of(d_later, program, segment, near_side, P, V, WIDTH_P, WIDTH_V, SIDES)
             across += tl.sum(tl.sum(sums, 1), 0)
         if FUTURE:
-            sums = _sum_of(
-                later, later_starts, later_elapsed, program, segment, far_side,
-                P, V, WIDTH_P, WIDTH_V, SIDES,
-            )  # fmt: skip
+            sums = _sum_of(later, program, segment, far_side, P, V, WIDTH_P, WIDTH_V, SIDES)
             of_later += times(d_read, tl.trans(sums), PRECISION)
             if steps is not None and part == 0:
-                sums *= _sum_of(
-                    d_past, d_past_starts, d_past_elapsed, program, segment, near_side,
-                    P, V, WIDTH_P, WIDTH_V, SIDES,
-                )  # fmt: skip
+                sums *= _sum_of(d_past, program, segment, near_side, P, V, WIDTH_P, WIDTH_V, SIDES)
                 across += tl.sum(tl.sum(sums, 1), 0)
     if STORES:
-        stored = _rows_at(
-            values, value_strides, near_side, b, h, first, N, mask, V, WIDTH_V, ROWS, PRECISION
-        )  # fmt: skip
-        d_far = _rows_at(
-            d_out, d_out_strides, far_side, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION
-        )  # fmt: skip
+        stored = _rows_at(values, near_side, b, h, first, N, mask, V, WIDTH_V, ROWS, PRECISION)
+        d_far = _rows_at(d_out, far_side, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION)
         weights = _weights(near_clock, clock, part, FUTURE, True)
         d_kernel += times(stored, tl.trans(d_far), PRECISION) * weights
-        sums = _sum_of(
-            d_later, d_later_starts, d_later_elapsed, program, segment, far_side,
-            P, V, WIDTH_P, WIDTH_V, SIDES,
-        )  # fmt: skip
+        sums = _sum_of(d_later, program, segment, far_side, P, V, WIDTH_P, WIDTH_V, SIDES)
         of_later += times(stored, tl.trans(sums), PRECISION)
         if FUTURE:
-            sums = _sum_of(
-                d_past, d_past_starts, d_past_elapsed, program, segment, far_side,
-                P, V, WIDTH_P, WIDTH_V, SIDES,
-            )  # fmt: skip
+            sums = _sum_of(d_past, program, segment, far_side, P, V, WIDTH_P, WIDTH_V, SIDES)
             of_past += times(stored, tl.trans(sums), PRECISION)
     of_past = scaled(of_past, _since(near_clock))
     of_later = scaled(of_later, _until(near_clock, total))
@@ -676,10 +648,7 @@ def _feature_gradients(
         if READS:
             tl.store(crossing + program * SIDES + near_side, across, mask=part == 0)
     d_phi = lowered_product(d_kernel, far, of_past + of_later, PRECISION)
-    d_rows = pull_back(near, f_near, inverse, d_phi, NEAR_MAP)
-    exists = columns_of(existing(first, N, ROWS), P, WIDTH_P)
-    place = _side_of(dz, dz_strides, NEAR, b, h, first)
-    store_segment_rows(place, d_rows, 0, dz_strides[2], exists)
+    _write(dz, NEAR, b, h, first, N, pull_back(near, f_near, inverse, d_phi, NEAR_MAP), P)
 
 
 @launched
