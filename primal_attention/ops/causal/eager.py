@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.ops.op import chunk_size, fused, is_exporting
+from primal_attention.ops.op import chunk_size, fused, is_exporting, may_run_fused
 from primal_attention.ops.primal.eager import (
     Maps,
     features,
@@ -85,64 +85,67 @@ def scan(
 
     No time passes at padded tokens.
     """
-    given = ScanInputs(
-        z.permute(0, 2, 3, 1, 4),
-        values.permute(2, 3, 0, 1, 4),
-        None if state is None else state.permute(2, 1, 0, 3, 4),
-        None if steps is None else steps.permute(1, 2, 0),
-        rows_of(mask),
-        maps[0],
-        maps[-1],
-        future,
-    )
-    found = fused("scan", given)
-    if found is None:
-        return _scan_eager(z, values, maps, mask, state, steps, future=future, grams=grams)
-    out, after = found
-    totals = gram(z, maps, mask) if grams else None
-    return Scanned(out.permute(3, 2, 0, 1, 4), after.permute(2, 1, 0, 3, 4), totals)
+    if may_run_fused("scan", z):
+        given = ScanInputs(
+            z.permute(0, 2, 3, 1, 4),
+            values.permute(2, 3, 0, 1, 4),
+            None if state is None else state.permute(2, 1, 0, 3, 4),
+            None if steps is None else steps.permute(1, 2, 0),
+            rows_of(mask),
+            maps[0],
+            maps[1],
+            future,
+        )
+        found = fused("scan", given)
+        if found is not None:
+            out, after = found
+            totals = gram(z, maps, mask) if grams else None
+            return Scanned(out.permute(3, 2, 0, 1, 4), after.permute(2, 1, 0, 3, 4), totals)
+    options = _Options(maps, future, grams)
+    return _scan_eager(options, z, values, mask, state, steps)
 
 
 def scan_eager(given: ScanInputs) -> tuple[Tensor, Tensor]:
     """Scan with tokens before heads in plain PyTorch: [B, N, H, sides, V], [B, H, sides, P, V]."""
     z, values, state, steps, mask, *maps, future = given
     out, after, _ = _scan_eager(
+        _Options(tuple(maps), future, grams=False),
         z.permute(0, 3, 1, 2, 4),
         values.permute(2, 3, 0, 1, 4),
-        tuple(maps),
         None if mask is None else mask[:, :, None],
         None if state is None else state.permute(2, 1, 0, 3, 4),
         None if steps is None else steps.permute(2, 0, 1),
-        future=future,
-        grams=False,
     )
     return out.permute(2, 3, 1, 0, 4), after.permute(2, 1, 0, 3, 4)
 
 
+class _Options(NamedTuple):
+    maps: Maps
+    future: bool
+    grams: bool
+
+
 def _scan_eager(
+    options: _Options,
     z: Tensor,
     values: Tensor,
-    maps: Maps,
     mask: Tensor | None,
     state: Tensor | None,
     steps: Tensor | None,
-    *,
-    future: bool,
-    grams: bool,
 ) -> Scanned:
     rows = (z, values, mask, None if steps is None else steps.unsqueeze(-1))
-    before = (state, None)[: 1 + grams]
-    (out,), (after, *rest) = walk(partial(_scan, maps, future, grams), before, rows)
-    if future and chunk_size(z) < z.shape[-2]:
-        (later,), _ = walk(partial(_scan_later, maps), (None,), rows, reverse=True)
+    before = (state, None)[: 1 + options.grams]
+    (out,), (after, *rest) = walk(partial(_scan, options), before, rows)
+    if options.future and chunk_size(z) < z.shape[-2]:
+        (later,), _ = walk(partial(_scan_later, options.maps), (None,), rows, reverse=True)
         out = out + later
-    return Scanned(out, after, rest[0] if grams else None)
+    return Scanned(out, after, rest[0] if options.grams else None)
 
 
 def _scan(
-    maps: Maps, future: bool, grams: bool, state: Tensors, rows: Tensors, shared: Tensors
+    options: _Options, state: Tensors, rows: Tensors, shared: Tensors
 ) -> tuple[list[Tensor], list[Tensor]]:
-    z, values, mask, steps = rows
+    (maps, future, grams), (z, values, mask, steps) = options, rows
     phi, values = features(z, maps, mask), zeroed(accumulate(values), mask)
     steps = None if steps is None else zeroed(accumulate(steps), mask).squeeze(-1)
     out, after = read_and_store(phi, values, state[0], steps, future=future)
@@ -196,7 +199,7 @@ def read_and_store(
         return out + reads @ _of_readers(before), after + before * (-last).exp()[..., None]
     phi, values = _in_blocks(phi), _in_blocks(values)  # [., ..., G, n, .]
     if steps is None:
-        up_to = _running_sums(_stores(phi, values).mT @ values, before)
+        up_to = _with_first(_stores(phi, values).mT @ values, before).cumsum(-3)
         out = _read_inside(phi, values, None, future)
         out = out + _readers(phi, values) @ _of_readers(up_to[..., :-1, :, :])
         return out.flatten(-3, -2)[..., :N, :], up_to[..., -1, :, :]
@@ -267,11 +270,6 @@ def _with_first(sums: Tensor, before: Tensor | None) -> Tensor:
     """The sums [..., G, P, V] of the blocks behind the sum before the first of them."""
     first = torch.zeros_like(sums[..., :1, :, :]) if before is None else before.unsqueeze(-3)
     return torch.cat((first, sums), -3)
-
-
-def _running_sums(sums: Tensor, before: Tensor | None) -> Tensor:
-    """Sums before each block, and after the last."""
-    return _with_first(sums, before).cumsum(-3)
 
 
 def _in_blocks(rows: Tensor) -> Tensor:
