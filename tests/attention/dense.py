@@ -79,7 +79,7 @@ def assert_same_with_gradients(
 
 @dataclass
 class Sequence:
-    """What one sequence gives: outputs and all that enters the objective, head by head."""
+    """Outputs of one sequence and all that enters the objective, head by head."""
 
     out: Tensor | None = None  # [n, D]
     e: list[Tensor] = field(default_factory=list)  # [n, S] over the queries' tokens

@@ -1,4 +1,4 @@
-"""How much Python of the package a training step runs: the host's time goes with it."""
+"""Count the Python calls of a training step, which cost host time."""
 
 import sys
 import threading

@@ -66,7 +66,7 @@ def test_defaults_are_those_of_the_paper():
 
 @pytest.mark.parametrize("weights", ["static", "sampled"])
 def test_projection_weights_start_orthogonal_over_the_heads(weights):
-    """As released: the 3-D tensor flattened to [H, M S]; Frobenius norm 1 a head."""
+    """Start as released: the 3-D tensor flattened to [H, M S]; Frobenius norm 1 a head."""
     layer = build(weights=weights)
     for w in (layer.w_e, layer.w_r):
         flat = w.detach().flatten(1)

@@ -95,7 +95,7 @@ def test_objectives_are_those_of_padded_sequences(form, objective):
 )
 @settings(max_examples=100, deadline=None)
 def test_any_lengths(lengths, form, extra):
-    """Whether the longest length is given, is larger than that, or is found by the layer."""
+    """Give the longest length, an upper bound of it, or none."""
     layer = build(**form).train()
     x = randn(sum(lengths), D).requires_grad_()
     max_seqlen = None if extra is None else max(lengths) + extra
@@ -113,7 +113,7 @@ def test_any_lengths(lengths, form, extra):
 
 @torch.no_grad()
 def cancellation(layer):
-    """How much larger than the kernel's energy the terms are that it is the sum of."""
+    """Ratio of the largest term of the kernel's energy to their sum."""
     (run,) = layer.ksvd_runs
     gram_q, gram_k = run.sums.grams
     middle = torch.eye(gram_q.shape[-1]).double()

@@ -112,7 +112,7 @@ def test_a_mask_that_masks_nothing_is_no_mask(form):
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_sequence_is_alone_with_itself(form):
-    """What its neighbours in the batch are, and how long, does not matter."""
+    """Neighbours in the batch and their lengths change nothing."""
     weights, causal = form
     layer = build(weights=weights, causal=causal).eval()
     x, mask = randn(B, N, D), MASKS["holes"]

@@ -11,7 +11,7 @@ B, N, D, H, S = 2, 11, 15, 3, 5
 
 
 class Doubled(nn.Linear):
-    """What an adapter or a quantised layer is to us: something else than nn.Linear."""
+    """Stand in for an adapter or a quantised layer: a module that is no nn.Linear."""
 
     def forward(self, x):
         return 2 * super().forward(x)

@@ -60,7 +60,7 @@ def inputs():
 
 
 def outputs(layer):
-    """Of the full pass with gradients and without, and of a prefill with a step."""
+    """Run the full pass with gradients and without, and a prefill with a step."""
     x, mask = inputs()
     torch.manual_seed(2)
     found = [layer(x, token_mask=mask)]

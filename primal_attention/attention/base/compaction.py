@@ -35,32 +35,27 @@ class Compaction(NamedTuple):
 
     def pack(self, x: Tensor) -> Tensor:
         """The tokens [*before, ...] at their places [*shape, ...]; zero where there is none."""
-        return self._moved(x, self.before, self.there, self.back, self.shape)
+        return self._moved(x, back=False)
 
     def unpack(self, x: Tensor) -> Tensor:
         """The inverse of :meth:`pack`."""
-        return self._moved(x, self.shape, self.back, self.there, self.before)
+        return self._moved(x, back=True)
 
     def real(self) -> Tensor:
-        """Which places [B, N] hold a token, where those of a sequence stand at its front."""
+        """Tell the places [B, N] that hold a token, if real tokens stand at the front."""
         return torch.arange(self.shape[1], device=self.num_real.device) < self.num_real[:, None]
 
     def bounds(self) -> Tensor:
         """The bounds [B + 1], int32, of sequences that stand one after the other."""
         return F.pad(self.num_real.cumsum(0), (1, 0)).int()
 
-    @staticmethod
-    def _moved(
-        x: Tensor,
-        given: tuple[int, ...],
-        there: Tensor | None,
-        back: Tensor | None,
-        shape: tuple[int, ...],
-    ) -> Tensor:
-        if there is None or back is None:
+    def _moved(self, x: Tensor, *, back: bool) -> Tensor:
+        if self.there is None or self.back is None:
             return x
+        given, shape = (self.shape, self.before) if back else (self.before, self.shape)
+        ways = (self.back, self.there) if back else (self.there, self.back)
         rows = x.reshape(math.prod(given), *x.shape[len(given) :])
-        return _moved(rows, there, back).reshape(*shape, *rows.shape[1:])
+        return _moved(rows, *ways).reshape(*shape, *rows.shape[1:])
 
 
 def _moved(rows: Tensor, there: Tensor, back: Tensor) -> Tensor:

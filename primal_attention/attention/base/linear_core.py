@@ -8,7 +8,7 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, P feature dim,
 """
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,33 +30,37 @@ class Moments(NamedTuple):
 
 
 class MomentsAttention(DecodingAttention):
-    """A mechanism whose state before and after tokens is :class:`Moments`."""
+    """A mechanism whose decode state is :class:`Moments`."""
+
+    least: ClassVar[float | None] = None  # of the normaliser; None: 0 where it has no digits
 
     @property
     @abstractmethod
     def num_features(self) -> int:
         """P."""
 
+    def sides(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
+        """Both sides of the kernel, from queries and keys [B, N, H, C]."""
+        raise NotImplementedError(type(self).__name__)
+
     def init_state(self, batch_size: int) -> Any:
         """The moments of no token."""
         self._check_causal()
-        return self._no_moments(batch_size)
-
-    def _no_moments(self, batch_size: int) -> Moments:
         shape = batch_size, self.num_heads, self.num_features, self.head_dim
         kv = accumulate(outputs_of(self.k_proj).new_zeros(shape))
         return Moments(kv, kv[..., 0])
 
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, mask: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Go on from the moments, or from none."""
+        return scan_moments(*self.sides(q, k), v, state, mask, least=self.least)
+
 
 def attend_moments(
-    queries: Side,  # [B, N, H, .]
-    keys: Side,  # [B, T, H, .]
-    v: Tensor,  # [B, T, H, C]
-    source_mask: Tensor | None,  # [B, T], True = real token
-    *,
-    least: float | None = None,
+    queries: Side, keys: Side, v: Tensor, source_mask: Tensor | None, *, least: float | None = None
 ) -> Tensor:
-    """Outputs [B, N, H, C] over all real source tokens.
+    """Outputs [B, N, H, C] of queries [B, N, H, .] over all real tokens of keys [B, T, H, .].
 
     The normaliser is at least ``least``; if that is None, an output is 0 where the normaliser is
     too small to have any digits.
@@ -101,10 +105,10 @@ def read_moment(total: Tensor, queries: Side) -> Tensor:
 def scan_moment(
     queries: Side,
     keys: Side,
-    values: Tensor,  # [B, N, H, V]
-    state: Tensor | None,  # [B, H, P, V]
+    values: Tensor,
+    state: Tensor | None,
     mask: Tensor | None,
-    steps: Tensor | None = None,  # [B, N, H]
+    steps: Tensor | None = None,
     *,
     future: bool = False,
 ) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What every attention layer asks of its inputs, and what it does with padding first."""
+"""Check the inputs of attention layers, and zero their padding."""
 
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ def check_inputs(
 
 
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The tokens [B, N, ...] with zeros at the padded positions, whatever stood there."""
+    """Set padded positions of [B, N, ...] to zero, NaN included."""
     if mask is None:
         return x
     return torch.where(mask.reshape(*mask.shape, *[1] * (x.ndim - 2)), x, 0.0)
@@ -72,7 +72,7 @@ class Tokens(NamedTuple):
     mask: Tensor | None  # [B, N], True at real tokens
 
     def num_real(self) -> Tensor:
-        """How many real tokens each sequence has, [B], in the accumulation dtype."""
+        """Count the real tokens of each sequence, [B], in the accumulation dtype."""
         x, dtype = self.x, torch.promote_types(self.x.dtype, torch.float32)
         if self.mask is None:
             return torch.full(x.shape[:1], x.shape[1], dtype=dtype, device=x.device)
@@ -80,9 +80,6 @@ class Tokens(NamedTuple):
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tokens:
-    """The sequences with their padding zeroed.
-
-    The mask is made contiguous: what ``torch.where`` gives may have the layout of its condition.
-    """
+    """Zero the padding; the mask is made contiguous, as ``torch.where`` may copy its layout."""
     mask = None if mask is None else mask.contiguous()
     return Tokens(zero_padding(x, mask), mask)

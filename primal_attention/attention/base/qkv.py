@@ -204,5 +204,5 @@ class DecodingAttention(QKVAttention, Decoding):
         return self.extend(*self._project(tokens, tokens, before), state, tokens.mask)
 
     def num_before(self, state: Any) -> Tensor:
-        """How many real tokens a state has seen, [B], where the mechanism counts positions."""
+        """Count the real tokens behind a state, [B], if the mechanism takes rotary positions."""
         raise NotImplementedError(type(self).__name__)

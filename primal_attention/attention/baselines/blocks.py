@@ -21,7 +21,7 @@ class Source(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How many tokens a window reaches before and after its own."""
+    """The numbers of tokens that a window reaches before and after its own."""
 
     before: int
     after: int

@@ -23,7 +23,6 @@ from primal_attention.feature_maps import relu
 from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate
 
-_LEAST = 1e-6  # of the normaliser, as published
 _CAUSAL_TOKENS = 4096
 
 
@@ -64,6 +63,7 @@ class CosformerAttention(MomentsAttention):
         sums_over_queries=lambda layer: True,
     )
     shown = ("max_tokens",)
+    least = 1e-6  # of the normaliser, as published
     contract_exemptions: ClassVar[dict[str, str]] = {
         "autocast": "the gradient of relu jumps where rounding moves a feature across 0: outputs "
         "differ by 0.4 % of their norm, gradients by 2 to 9 %"
@@ -85,8 +85,8 @@ class CosformerAttention(MomentsAttention):
         scale = self._scale(counts, source_counts)
         phi_q, phi_k = _features(q, counts, scale), _features(k, source_counts, scale)
         if self.causal:
-            return scan_moments(phi_q, phi_k, v, None, mask, least=_LEAST)[0]
-        return attend_moments(phi_q, phi_k, v, source_mask, least=_LEAST)
+            return scan_moments(phi_q, phi_k, v, None, mask, least=self.least)[0]
+        return attend_moments(phi_q, phi_k, v, source_mask, least=self.least)
 
     @property
     def num_features(self) -> int:
@@ -95,8 +95,7 @@ class CosformerAttention(MomentsAttention):
 
     def init_state(self, batch_size: int) -> CosformerState:
         """The sums of no token."""
-        self._check_causal()
-        kv, k_sum = self._no_moments(batch_size)
+        kv, k_sum = super().init_state(batch_size)
         return CosformerState(kv, k_sum, kv[:, 0, 0, 0])
 
     def extend(
@@ -111,7 +110,7 @@ class CosformerAttention(MomentsAttention):
         scale = self._scale(counts, counts)
         phi_q, phi_k = _features(q, counts, scale), _features(k, counts, scale)
         before = Moments(state.kv, state.k_sum)
-        out, moments = scan_moments(phi_q, phi_k, v, before, mask, least=_LEAST)
+        out, moments = scan_moments(phi_q, phi_k, v, before, mask, least=self.least)
         return out, CosformerState(*moments, last)
 
     def _scale(self, counts: Tensor, source_counts: Tensor) -> Tensor:

@@ -98,15 +98,16 @@ def _flow(
     sinks = zero_padding(accumulate(q).sigmoid(), mask)  # [B, N, H, C]
     sources = zero_padding(accumulate(k).sigmoid(), source_mask)  # [B, T, H, C]
     num_sinks, num_sources = _count(q, mask), _count(k, source_mask)
-    incoming = _flow_through(sinks, _total(sources))  # [B, N, H]
-    outgoing = _flow_through(sources, _total(sinks))  # [B, T, H]
-    conserved_in = _flow_through(sinks, _total(sources / outgoing[..., None]))
-    conserved_out = _flow_through(sources, _total(sinks / incoming[..., None]))
-    strength = _zero_padded(conserved_out.clamp(-1.0, 1.0).exp(), source_mask)
+    incoming = _flow_through(sinks, sources.sum(1, keepdim=True))  # [B, N, H]
+    outgoing = _flow_through(sources, sinks.sum(1, keepdim=True))  # [B, T, H]
+    sent, received = sources / outgoing[..., None], sinks / incoming[..., None]
+    conserved_in = _flow_through(sinks, sent.sum(1, keepdim=True))
+    conserved_out = _flow_through(sources, received.sum(1, keepdim=True))
+    strength = zero_padding(conserved_out.clamp(-1.0, 1.0).exp(), source_mask)
     share = strength / strength.sum(1, keepdim=True).clamp(min=_EPS) * num_sources
     allocation = (conserved_in * num_sinks / num_sources.clamp(min=1)).sigmoid()
     total = key_moment(_plain(sources), accumulate(v) * share[..., None], None)
-    read = read_moment(total, _plain(sinks / incoming[..., None]))
+    read = read_moment(total, _plain(received))
     return (read * allocation[..., None]).to(v.dtype)
 
 
@@ -124,7 +125,7 @@ def _causal_flow(
     k_flow = _running(sources / outgoing[..., None], state.k_flow)
     conserved_in = _flow_through(sinks, k_flow) / number
     conserved_out = _flow_through(sources, q_flow) / number
-    strength = _zero_padded(conserved_out.clamp(-1.0, 1.0).exp(), mask)
+    strength = zero_padding(conserved_out.clamp(-1.0, 1.0).exp(), mask)
     competition = _running(strength, state.competition)
     share = strength / competition.clamp(min=_EPS) * number
     read, kv = scan_moment(
@@ -134,20 +135,12 @@ def _causal_flow(
         state.kv,
         mask,
     )
-    after = FlowState(
-        q_sum[:, -1],
-        k_sum[:, -1],
-        q_flow[:, -1],
-        k_flow[:, -1],
-        competition[:, -1],
-        kv,
-        counts[:, -1].to(kv.dtype),
-    )
+    sums = q_sum[:, -1], k_sum[:, -1], q_flow[:, -1], k_flow[:, -1], competition[:, -1]
+    after = FlowState(*sums, kv, counts[:, -1].to(kv.dtype))
     return (read * conserved_in.sigmoid()[..., None]).to(v.dtype), after
 
 
 def _plain(phi: Tensor) -> Side:
-    """Features as they are."""
     return Side(phi, "identity")
 
 
@@ -156,21 +149,12 @@ def _flow_through(z: Tensor, total: Tensor) -> Tensor:
     return ((z + _EPS) * (total + _EPS)).sum(-1)
 
 
-def _total(z: Tensor) -> Tensor:
-    return z.sum(1, keepdim=True)
-
-
 def _running(z: Tensor, before: Tensor) -> Tensor:
     return z.cumsum(1) + before[:, None]
 
 
 def _count(z: Tensor, mask: Tensor | None) -> Tensor:
-    """How many real tokens there are, [B, 1, 1] or [1, 1, 1]."""
+    """Count the real tokens, [B, 1, 1] or [1, 1, 1]."""
     if mask is None:
         return torch.full((1, 1, 1), z.shape[1], device=z.device)
     return mask.sum(1)[:, None, None]
-
-
-def _zero_padded(z: Tensor, mask: Tensor | None) -> Tensor:
-    """The numbers [B, N, H] with zeros at padding."""
-    return z if mask is None else torch.where(mask[..., None], z, 0.0)

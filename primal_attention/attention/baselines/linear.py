@@ -99,53 +99,42 @@ class LinearAttention(MomentsAttention, TimedLayer):
     ) -> Tensor:
         """One sum over all keys, or one for each scale, or the scan if causal."""
         if self.causal:
-            return self._scan(q, k, v, None, mask)[0]
+            return self.extend(q, k, v, None, mask)[0]
         return self.scaled.each(q, Source(k, v, source_mask), self._attend_to)
 
     def _attend_to(self, q: Tensor, source: Source, heads: list[int]) -> Tensor:
-        return attend_moments(*self._sides(q, source.k), source.v, source.mask)
+        return attend_moments(*self.sides(q, source.k), source.v, source.mask)
 
     def _attended(self, tokens: Tokens, source: Tokens) -> Tensor:
         if self.decay is None and not self.score_norm:
             return super()._attended(tokens, source)
         q, k, v = self._project(tokens, source)
         if self.decay is None and not self.causal:
-            queries, keys = self._sides(q, k)
+            queries, keys = self.sides(q, k)
             return self._normed(read_moment(key_moment(keys, v, source.mask), queries), v)
         if source is not tokens:
             raise ValueError(
                 f"a context does not go with decay={self.decay!r}: its tokens have no time in "
                 f"common with those of x"
             )
-        return self._scan(q, k, v, None, tokens.mask, self.time_steps(*tokens))[0]
+        return self._scan(tokens, (q, k, v), None)[0]
 
     def _extended(self, tokens: Tokens, state: Moments) -> tuple[Tensor, Moments]:
-        q, k, v = self._project(tokens, tokens)
-        return self._scan(q, k, v, state, tokens.mask, self.time_steps(*tokens))
-
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Moments, mask: Tensor | None
-    ) -> tuple[Tensor, Moments]:
-        """Go on from the sums, without a decay."""
-        return self._scan(q, k, v, state, mask)
+        return self._scan(tokens, self._project(tokens, tokens), state)
 
     def _scan(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Moments | None,
-        mask: Tensor | None,
-        steps: Tensor | None = None,
+        self, tokens: Tokens, qkv: tuple[Tensor, Tensor, Tensor], state: Moments | None
     ) -> tuple[Tensor, Moments]:
-        queries, keys = self._sides(q, k)
+        (queries, keys), v, mask = self.sides(*qkv[:2]), qkv[2], tokens.mask
+        steps = self.time_steps(*tokens)
         if not self.score_norm:
             return scan_moments(queries, keys, v, state, mask, steps, causal=self.causal)
         before, future = None if state is None else state.kv, not self.causal
         read, kv = scan_moment(queries, keys, v, before, mask, steps, future=future)
         return self._normed(read, v), Moments(kv, kv.new_zeros(kv.shape[:-1]))
 
-    def _sides(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
+    def sides(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
+        """Both sides, of which the normaliser must not underflow."""
         queries = self.features.queries(q)
         return queries if self.score_norm else in_range(queries), self.features.keys(k)
 

@@ -144,7 +144,7 @@ def _polynomial(y: Tensor, x: Tensor, yx: Tensor) -> Tensor:
 
 
 def token_segments(x: Tensor, mask: Tensor | None, num_segments: int) -> Tensor:
-    """Which tokens of x [B, N, ...] each segment holds, bool [B, M, N].
+    """Divide the tokens of x [B, N, ...] into segments, bool [B, M, N].
 
     The i-th of n real tokens is in segment i M // n: no segment is empty where n is at least M, and
     none holds more than one token where n is at most M.

@@ -18,10 +18,8 @@ from torch._compile import _disable_dynamo
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import Side
 from primal_attention.attention.base.linear_core import (
-    Moments,
     MomentsAttention,
     attend_moments,
-    scan_moments,
 )
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.projections import has_plain_call
@@ -29,8 +27,6 @@ from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.feature_maps import ExponentialFeatureMap
 from primal_attention.precision import accumulate, exact
-
-_LEAST = 1e-12  # of the normaliser; where there is a key it is at least 1e-6 / sqrt(P)
 
 
 class PerformerAttention(MomentsAttention):
@@ -56,6 +52,7 @@ class PerformerAttention(MomentsAttention):
         **options: Those of :class:`QKVAttention`.
     """
 
+    least = 1e-12  # where there is a key, the normaliser is at least 1e-6 / sqrt(P)
     passes: Tensor  # so far, in training
 
     mechanism = Mechanism(
@@ -98,26 +95,21 @@ class PerformerAttention(MomentsAttention):
         if self.training and self.redraw_interval is not None:
             self._count_pass(self.redraw_interval)
         if self.causal:
-            return scan_moments(*self._features(q, k), v, None, mask, least=_LEAST)[0]
+            return self.extend(q, k, v, None, mask)[0]
         if not (
             type(self.feature_map) is ExponentialFeatureMap and has_plain_call(self.feature_map)
         ):
-            return attend_moments(*self._features(q, k), v, source_mask, least=_LEAST)
+            return attend_moments(*self.sides(q, k), v, source_mask, least=self.least)
         directions, eps = self.feature_map.projection, self.feature_map.eps
-        return attend_exponentials(q, k, v, source_mask, directions, eps=eps, least=_LEAST)
+        return attend_exponentials(q, k, v, source_mask, directions, eps=eps, least=self.least)
 
     @property
     def num_features(self) -> int:
         """P."""
         return self.feature_map.feature_dim
 
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Moments, mask: Tensor | None
-    ) -> tuple[Tensor, Moments]:
-        """Go on from the moments."""
-        return scan_moments(*self._features(q, k), v, state, mask, least=_LEAST)
-
-    def _features(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
+    def sides(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
+        """Positive random features; the scale of a query cancels."""
         phi_q, phi_k = self.feature_map(q), self.feature_map(k)
         phi_q = phi_q / phi_q.detach().amax(-1, keepdim=True)
         return Side(phi_q, "identity"), Side(phi_k, "identity")

@@ -53,8 +53,8 @@ class ReformerAttention(SharedQKAttention):
         max_tokens: The length for which there are buckets enough; longer inputs have fuller ones.
         **options: Those of :class:`QKVAttention`.
 
-    The rotations are drawn anew for each forward pass in training; in evaluation they are those of
-    the buffer ``rotations``.
+    Rotations are drawn for each forward pass in training; in evaluation they are those of the
+    buffer ``rotations``.
     """
 
     mechanism = Mechanism("Kitaev et al., 2020", "N log N", causal=True, needs_max_tokens=True)
@@ -81,7 +81,7 @@ class ReformerAttention(SharedQKAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """The real tokens are brought to the front, attended to, and put back."""
+        """Pack the real tokens, attend, and unpack."""
         order = token_order(q, mask)
         q, v = (order.pack(z).transpose(1, 2) for z in (q, v))  # [B, H, N, C]
         m = self.bucket_size
@@ -113,7 +113,6 @@ def nearest_directions(
     rotations: Tensor,  # [H, R, C, K]
     num_real: Tensor,  # [B]
     directions: Tensor,  # [B]: how many of the K each sequence has
-    most: int,  # of the directions of any sequence
 ) -> Tensor:
     """The bucket of each token in each round, [B, H, R, N]; 2K, the last one, at padding."""
     N, K = q.shape[2], rotations.shape[-1]
@@ -133,19 +132,18 @@ def _buckets(
 ) -> Tensor:
     """The buckets, of some tokens at a time: the products with all directions are never whole.
 
-    Directions that no sequence has are left out; the buckets have other numbers then, but no other
-    order.
+    Leaving out directions that no sequence has changes the numbers of buckets, not their order.
     """
     rotations = rotations[..., :most]
     (B, H, N, _), R = q.shape, rotations.shape[1]
     if is_exporting():  # a graph that has any length
-        return nearest_directions(q, rotations, num_real, directions, most)
+        return nearest_directions(q, rotations, num_real, directions)
     size = max(1, _ELEMENTS.get(q.device.type, _ELEMENTS["cuda"]) // max(B * H * R * most, 1))
     chunks = []
     for start in range(0, N, size):
         left = (num_real - start).clamp(min=0)  # of the real tokens, from the chunk on
         given = q[:, :, start : start + size], rotations, left, directions
-        chunks.append(nearest_directions(*given, most))
+        chunks.append(nearest_directions(*given))
     return torch.cat(chunks, -1)
 
 
@@ -155,7 +153,7 @@ def _attend_all(q: Tensor, v: Tensor, num_real: Tensor, *, causal: bool) -> Tens
     seen = (place < num_real[:, None])[:, None, None]
     if causal:
         seen = seen & (place < place[:, None])
-    return _softmax(q, _unit(q), v, seen, place[:, None] == place).out
+    return _softmax(q, _unit(q), v, seen, place[:, None] == place)[0]
 
 
 def _attend_buckets(q: Tensor, v: Tensor, buckets: Tensor, m: int, *, causal: bool) -> Tensor:
@@ -194,7 +192,7 @@ def _chunked(x: Tensor, m: int) -> _Chunks:
 def _visible(
     buckets: Tensor, slots: Tensor, order: Tensor, m: int, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Whether each query sees each key in its round, and in how many rounds it does."""
+    """Tell the keys that each query sees in each round, and in how many rounds it does."""
     places, reach = (slots, m) if causal else (slots // m, 1)
     seen, counts = [], torch.zeros((), dtype=torch.int32, device=order.device)
     for r in range(order.shape[2]):
@@ -209,25 +207,18 @@ def _visible(
     return torch.stack(seen, dim=2), counts
 
 
-class _Softmax(NamedTuple):
-    """Weighted means of the values, and the logarithms of the sums that they were divided by."""
-
-    out: Tensor  # [..., m, C]
-    z: Tensor  # [..., m, 1]
-
-
 @exact
 def _softmax(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_self: Tensor, counts: Tensor | None = None
-) -> _Softmax:
-    """Softmax over the keys that are seen; over the token itself where it sees no other."""
+) -> tuple[Tensor, Tensor]:
+    """Softmax over the seen keys, or the token itself if there is none, and its log-normaliser."""
     scores = accumulate(q @ k.mT) * q.shape[-1] ** -0.5
     if counts is not None:
         scores = scores - counts.clamp(min=1).to(scores.dtype).log()
     scores = torch.where(seen, scores, -torch.inf)
     scores = torch.where(is_self, _SELF, scores)
     z = scores.logsumexp(-1, keepdim=True)
-    return _Softmax((scores - z).exp().to(v.dtype) @ v, z)
+    return (scores - z).exp().to(v.dtype) @ v, z
 
 
 @exact

@@ -42,17 +42,16 @@ class YosoAttention(QKVAttention):
     \frac{\tau}{2} w_{ij}$ with w as in the forward pass: the true derivative is infinite where
     q = k. The published depthwise convolution of the values is left out.
 
-    There is no causal form: a bucket is a sum over all keys, and one for each prefix would not be
-    linear any more.
+    There is no causal form: sums of a bucket for each prefix would not be linear in N.
 
     Args:
         estimator: ``expectation`` or ``hashes``.
         num_hashes: Number of hashes R.
         num_bits: Hyperplanes of each hash, the paper's tau.
-        **options: Those of :class:`QKVAttention`; ``causal`` is not possible.
+        **options: Those of :class:`QKVAttention`.
 
-    The hyperplanes are drawn anew for each forward pass in training; in evaluation they are those
-    of the buffer ``planes``, which only ``hashes`` has.
+    Hyperplanes are drawn for each forward pass in training; in evaluation they are those of the
+    buffer ``planes``, which only ``hashes`` has.
     """
 
     mechanism = Mechanism(
@@ -108,7 +107,7 @@ class YosoAttention(QKVAttention):
             planes = torch.randn_like(self.planes) if self.training else self.planes
             codes = _codes(q_unit, planes), _codes(k_unit, planes)
             given = q_unit, k_unit, values, *codes, self.num_bits
-            sums = _composition if is_transformed() else _hashed_sums
+            sums: Any = _composition if is_transformed() else _HashedSums.apply
             total = sums(*given)
         return cosine(total).to(v.dtype)
 
@@ -147,10 +146,7 @@ def _sums_of_buckets(
 def _gradients_of_buckets(
     q: Tensor, k: Tensor, v: Tensor, q_codes: Tensor, k_codes: Tensor, num_bits: int, d_out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""$dq_i = \frac{\tau}{2} \sum_j w_{ij} (do_i^\top v_j) k_j$, for dk alike, and dv.
-
-    The inner product makes it C sums over buckets, of $v_{jc} k_j$, one for each channel c.
-    """
+    r"""$dq_i = \frac{\tau}{2} \sum_j w_{ij} (do_i^\top v_j) k_j$, dk alike, and dv."""
     dq, dk, dv = (torch.zeros_like(z) for z in (q, k, v))
     for q_rows, k_rows, size in _rows(q_codes, k_codes, num_bits):
         dv += _bucket_sums(d_out, q_rows, size)[k_rows]
@@ -170,7 +166,7 @@ def _rows(q_codes: Tensor, k_codes: Tensor, num_bits: int) -> Iterator[tuple[Ten
 
 
 def _bucket_sums(z: Tensor, rows: Tensor, size: int) -> Tensor:
-    """Sums [size, C] of the tokens z [B, N, H, C] that belong to each row, always the same bits."""
+    """Sums [size, C] of the tokens z [B, N, H, C] of each row, bit for bit repeatable."""
     z, rows = z.flatten(0, 2), rows.flatten()
     table = z.new_zeros(size, z.shape[-1])
     if z.is_cuda:  # where scatter_add_ adds in any order
@@ -223,10 +219,6 @@ class _HashedSums(torch.autograd.Function):
         else:
             found = _gradients_of_buckets(*tensors, *options, *gradients)
         return (*found, None, None, None)
-
-
-def _hashed_sums(*given: Any) -> Tensor:
-    return _HashedSums.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @exact

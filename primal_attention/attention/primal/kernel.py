@@ -6,7 +6,7 @@ S directions, M landmarks.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from primal_attention.ops.causal import running_mean, token_counts
 from primal_attention.ops.primal import Sides, zeroed
 from primal_attention.ops.primal import features as fixed_features
 from primal_attention.precision import accumulate, accumulation_dtype
+
+if TYPE_CHECKING:
+    from primal_attention.attention.primal.layer import PrimalAttention
 
 
 class FeaturesAndWeights(NamedTuple):
@@ -50,47 +53,43 @@ class FeaturesAndWeights(NamedTuple):
 
 
 def features_and_weights(
-    features: FeaturePair,
-    here: Sides,
-    there: Sides,  # of the context; the same in self-attention
-    parameters: tuple[Tensor, Tensor] | None,  # w_e, w_r; None for dual weights
-    rows: Tensor | None,  # X' [B, M, D]; None where F_X is the identity
-    lambda_diag: Tensor,
-    *,
-    causal: bool,
-    dtype: torch.dtype,
+    layer: PrimalAttention, here: Sides, there: Sides, rows: Tensor | None, dtype: torch.dtype
 ) -> FeaturesAndWeights:
-    """Return the kernel of projected tokens, whose causal features are those of an empty past."""
-    crossing = there is not here
+    """Return the kernel between projected tokens, there of the context if there is one.
+
+    The rows are the landmarks [B, M, D] of sampled weights.
+    """
+    crossing, features = there is not here, layer.features
     here = _in_dtype(here, features, dtype)
     there = _in_dtype(there, features, dtype) if crossing else here
-    if causal:
-        here, _ = causal_sides(features, here, None, static=parameters is not None)
+    if layer.causal:
+        here, _ = causal_sides(features, here, None, static=layer.weights == "static")
+        there = here
     else:
         here, there = kernel_sides(features, here, there)
     phi_q, phi_k_at_x = _features(here, dtype)
     phi_k = _features(there.side(1), dtype)[0] if crossing else phi_k_at_x
-    h = None
-    if parameters is None:
-        h_e, h_r = _dual_variables(here, 0, dtype), _dual_variables(there, 1, dtype)
+    h = x_sampled = None
+    if layer.weights == "dual":
+        h_e, h_r = h = _dual_variables(here, 0, dtype), _dual_variables(there, 1, dtype)
         num_queries, num_keys = (
             each.num_tokens().clamp(min=1)[:, None, None, None].to(dtype) for each in (here, there)
         )
-        h, parameters = (h_e, h_r), (phi_k.mT @ h_r / num_keys, phi_q.mT @ h_e / num_queries)
-    x_sampled = None
+        w_e, w_r = phi_k.mT @ h_r / num_keys, phi_q.mT @ h_e / num_queries
+    else:
+        w_e, w_r = layer.w_e.to(dtype), layer.w_r.to(dtype)
     if rows is not None:
-        rows = torch.unflatten(rows.to(dtype), -1, (len(lambda_diag), -1))
+        rows = torch.unflatten(rows.to(dtype), -1, (layer.num_heads, -1))
         x_sampled = rows.transpose(1, 2)
-    w_e, w_r = parameters
     return FeaturesAndWeights(
         phi_q,
         phi_k,
         phi_k_at_x,
         x_sampled,
-        w_e.to(dtype),
-        w_r.to(dtype),
+        w_e,
+        w_r,
         h,
-        lambda_diag.to(dtype),
+        layer.lambda_diag.to(dtype),
         None if here.steps is None else here.steps.to(dtype).cumsum(-1).transpose(0, 1),
         _mask(here),
         _mask(there),

@@ -255,101 +255,13 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
         scores, _ = self._attend(here, there)
         return self._output(scores, tokens)
 
-    def init_state(self, batch_size: int) -> PrimalState:
-        """The state before the first token of ``batch_size`` sequences."""
-        self._check_causal()
-        P = self.features.feature_dim
-        side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
-        key_features = P if self.features.normalised else 0
-        return PrimalState.first(
-            outputs_of(self.q_proj), batch_size, self.num_heads, side, key_features
-        )
-
-    def prefill(
-        self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
-    ) -> tuple[Tensor, PrimalState]:
-        """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
-        self._check_causal()
-        check_inputs(self.dim, x, None, token_mask, None)
-        if state is not None and state.num_tokens.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"state is of {state.num_tokens.shape[0]} sequences, x has {x.shape[0]}"
-            )
-        if self.weights == "static" and self.w_e.is_meta and not x.is_meta:
-            raise RuntimeError(
-                "prefill and step need w_e and w_r, which are offloaded and loaded by layer(x) "
-                "alone; keep them on a device, or generate without a cache (use_cache=False)"
-            )
-        tokens = self._tokens(x, token_mask)
-        state = self.init_state(x.shape[0]) if state is None else state
-        here = self._sides(tokens, before=state.num_tokens)
-        scores, past = self._attend(here, here, state)
-        assert past is not None
-        return self._output(scores, tokens), past.state()
-
-    def fold(self) -> FoldedPrimalAttention:
-        """Return an inference module with the static weights folded into two matrices."""
-        return FoldedPrimalAttention(self)
-
-    def features_and_weights(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        token_mask: Tensor | None = None,
-        context_mask: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> FeaturesAndWeights:
-        """Return the kernel of an evaluation pass: features, weights and dual variables.
-
-        The features of a causal layer with static weights are those of its running means; dual
-        weights are means over all tokens. What follows the projections is computed in ``dtype``,
-        in at least float32 by default.
-        """
-        check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
-        tokens = self._tokens(x, token_mask)
-        here, source = self._sides(tokens)[0], tokens
-        there = here
-        if context is not None:
-            self._check_context()
-            source = self._tokens(context, context_mask)
-            there = self._sides(source)[0]
-        parameters = None if self.weights == "dual" else (self.w_e, self.w_r)
-        rows = None
-        if self.weights == "sampled":
-            rows = choose_landmarks(source.x, self.num_landmarks, token_mask=source.mask).rows()
-        return features_and_weights(
-            self.features,
-            here,
-            there,
-            parameters,
-            rows,
-            self.lambda_diag,
-            causal=self.causal,
-            dtype=dtype or accumulation_dtype(x.dtype),
-        )
-
-    def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
-        return (
-            f"{self.dim}, {self.num_heads}, {self.num_directions}, weights={self.weights!r}, "
-            f"causal={self.causal}, scores={self.scores!r}, decay={self.decay!r}, "
-            f"score_norm={self.score_norm}, gate={self.gate}, rotary={self.rotary}"
-        )
-
     def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
         """Zero the padding, and cast for autocast, once: all plain projections read this copy."""
         dtype = autocast_dtype(x)
         if dtype != x.dtype and all(map(is_plain, self._projections())):
             x = x.to(dtype)
-        mask = None if mask is None else mask.contiguous()  # whose layout torch.where may copy
+        mask = None if mask is None else mask.contiguous()  # torch.where may copy its layout
         return Tokens(zero_padding(x, mask), mask)
-
-    def _projections(self) -> list[nn.Module]:
-        """The projections of the tokens."""
-        dual = [self.h_proj] if self.weights == "dual" else []
-        gate = [self.gate_proj] if self.gate else []
-        return [self.q_proj, self.k_proj, *dual, *gate]
 
     def _sides(
         self, tokens: Tokens, padding: Compaction | None = None, before: Tensor | None = None
@@ -439,6 +351,66 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
             scores = scores / counts
         return scores, sums, past._replace(total=total)
 
+    def _landmarks(self, source: Tokens) -> Landmarks | None:
+        if self.weights != "sampled":
+            return None
+        return choose_landmarks(
+            source.x,
+            self.num_landmarks,
+            token_mask=source.mask,
+            dropout=self.landmark_dropout if self.training else 0.0,
+            jitter=self.landmark_jitter if self.training else 0.0,
+        )
+
+    def _record(
+        self,
+        sums: KernelSums,
+        landmarks: Landmarks | None,
+        tokens: Tokens,
+        source: Tokens,
+        trace: Tensor | None,
+        lambda_diag: Tensor,
+    ) -> None:
+        """Keep the statistics of a training pass."""
+        alone, num_queries = source is tokens, tokens.num_real()
+        statistics = KSVDStatistics(
+            sums,
+            landmarks,
+            trace,
+            lambda_diag,
+            num_queries,
+            num_queries if alone else source.num_real(),
+            averaged=self.weights == "dual" and self.decay is None,
+            with_gradients=torch.is_grad_enabled(),
+            half=tokens.x.dtype.itemsize == 2,
+            num_tokens=tokens.x.shape[1] if alone and tokens.mask is None else None,
+        )
+        self.record(statistics)
+
+    def _output(self, scores: Tensor, tokens: Tokens, padding: Compaction | None = None) -> Tensor:
+        """Map the scores that are output to the heads, and these to the outputs."""
+        if self.scores != "both":
+            scores = scores[:1] if self.scores == "e" else scores[1:]
+        rows = scores.permute(2, 3, 1, 0, 4).flatten(-2)  # [B, N, H, 2 S]
+        rows = rms_normed(rows, self.score_gain) if self.score_norm else rows
+        rows = rows.to(tokens.x.dtype)
+        rows = rows if padding is None else padding.unpack(rows)
+        unused = {"both": None, "e": "w_r", "r": "w_e"}[self.scores]
+        heads_out = self.with_zero_gradients(
+            self.score_proj(rows), None if unused is None else getattr(self, unused, None)
+        )
+        return self._finished(self._projected_out(heads_out.flatten(-2), tokens), tokens)
+
+    def _projected_out(self, heads_out: Tensor, tokens: Tokens) -> Tensor:
+        """The outputs of the heads [B, N, H C], gated where there is a gate, and projected."""
+        y = heads_out * F.silu(self.gate_proj(tokens.x)) if self.gate else heads_out
+        projected: Tensor = self.out_proj(y)
+        return projected
+
+    def _finished(self, y: Tensor, tokens: Tokens) -> Tensor:
+        """The outputs with dropout, zero at padded tokens."""
+        return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
+
     def _fused(self, tokens: Tokens) -> Tensor | None:
         """Outputs before dropout by one fused node; None where none takes the layer."""
         projections = [*self._projections()[: 3 if self.weights == "dual" else 2], self.score_proj]
@@ -490,65 +462,84 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
             self._record(sums, landmarks, tokens, tokens, trace, result.lambda_diag)
         return result.out if whole else self._projected_out(result.out.flatten(-2), tokens)
 
-    def _record(
+    def init_state(self, batch_size: int) -> PrimalState:
+        """The state before the first token of ``batch_size`` sequences."""
+        self._check_causal()
+        P = self.features.feature_dim
+        side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
+        key_features = P if self.features.normalised else 0
+        return PrimalState.first(
+            outputs_of(self.q_proj), batch_size, self.num_heads, side, key_features
+        )
+
+    def prefill(
+        self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
+    ) -> tuple[Tensor, PrimalState]:
+        """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
+        self._check_causal()
+        check_inputs(self.dim, x, None, token_mask, None)
+        if state is not None and state.num_tokens.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"state is of {state.num_tokens.shape[0]} sequences, x has {x.shape[0]}"
+            )
+        if self.weights == "static" and self.w_e.is_meta and not x.is_meta:
+            raise RuntimeError(
+                "prefill and step need w_e and w_r, which are offloaded and loaded by layer(x) "
+                "alone; keep them on a device, or generate without a cache (use_cache=False)"
+            )
+        tokens = self._tokens(x, token_mask)
+        state = self.init_state(x.shape[0]) if state is None else state
+        here = self._sides(tokens, before=state.num_tokens)
+        scores, past = self._attend(here, here, state)
+        assert past is not None
+        return self._output(scores, tokens), past.state()
+
+    def fold(self) -> FoldedPrimalAttention:
+        """Return an inference module with the static weights folded into two matrices."""
+        return FoldedPrimalAttention(self)
+
+    def features_and_weights(
         self,
-        sums: KernelSums,
-        landmarks: Landmarks | None,
-        tokens: Tokens,
-        source: Tokens,
-        trace: Tensor | None,
-        lambda_diag: Tensor,
-    ) -> None:
-        """Keep the statistics of a training pass."""
-        alone, num_queries = source is tokens, tokens.num_real()
-        statistics = KSVDStatistics(
-            sums,
-            landmarks,
-            trace,
-            lambda_diag,
-            num_queries,
-            num_queries if alone else source.num_real(),
-            averaged=self.weights == "dual" and self.decay is None,
-            with_gradients=torch.is_grad_enabled(),
-            half=tokens.x.dtype.itemsize == 2,
-            num_tokens=tokens.x.shape[1] if alone and tokens.mask is None else None,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        token_mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FeaturesAndWeights:
+        """Return the kernel of an evaluation pass: features, weights and dual variables.
+
+        The features of a causal layer with static weights are those of its running means; dual
+        weights are means over all tokens. What follows the projections is computed in ``dtype``,
+        in at least float32 by default.
+        """
+        check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
+        tokens = self._tokens(x, token_mask)
+        here, source = self._sides(tokens)[0], tokens
+        there = here
+        if context is not None:
+            self._check_context()
+            source = self._tokens(context, context_mask)
+            there = self._sides(source)[0]
+        rows = None
+        if self.weights == "sampled":
+            rows = choose_landmarks(source.x, self.num_landmarks, token_mask=source.mask).rows()
+        dtype = dtype or accumulation_dtype(x.dtype)
+        return features_and_weights(self, here, there, rows, dtype)
+
+    def extra_repr(self) -> str:
+        """The sizes and choices, for printing."""
+        return (
+            f"{self.dim}, {self.num_heads}, {self.num_directions}, weights={self.weights!r}, "
+            f"causal={self.causal}, scores={self.scores!r}, decay={self.decay!r}, "
+            f"score_norm={self.score_norm}, gate={self.gate}, rotary={self.rotary}"
         )
-        self.record(statistics)
 
-    def _output(self, scores: Tensor, tokens: Tokens, padding: Compaction | None = None) -> Tensor:
-        """Map the scores that are output to the heads, and these to the outputs."""
-        if self.scores != "both":
-            scores = scores[:1] if self.scores == "e" else scores[1:]
-        rows = scores.permute(2, 3, 1, 0, 4).flatten(-2)  # [B, N, H, 2 S]
-        rows = rms_normed(rows, self.score_gain) if self.score_norm else rows
-        rows = rows.to(tokens.x.dtype)
-        rows = rows if padding is None else padding.unpack(rows)
-        unused = {"both": None, "e": "w_r", "r": "w_e"}[self.scores]
-        heads_out = self.with_zero_gradients(
-            self.score_proj(rows), None if unused is None else getattr(self, unused, None)
-        )
-        return self._finished(self._projected_out(heads_out.flatten(-2), tokens), tokens)
-
-    def _projected_out(self, heads_out: Tensor, tokens: Tokens) -> Tensor:
-        """The outputs of the heads [B, N, H C], gated where there is a gate, and projected."""
-        y = heads_out * F.silu(self.gate_proj(tokens.x)) if self.gate else heads_out
-        projected: Tensor = self.out_proj(y)
-        return projected
-
-    def _finished(self, y: Tensor, tokens: Tokens) -> Tensor:
-        """The outputs with dropout, zero at padded tokens."""
-        return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
-
-    def _landmarks(self, source: Tokens) -> Landmarks | None:
-        if self.weights != "sampled":
-            return None
-        return choose_landmarks(
-            source.x,
-            self.num_landmarks,
-            token_mask=source.mask,
-            dropout=self.landmark_dropout if self.training else 0.0,
-            jitter=self.landmark_jitter if self.training else 0.0,
-        )
+    def _projections(self) -> list[nn.Module]:
+        """The projections of the tokens."""
+        dual = [self.h_proj] if self.weights == "dual" else []
+        gate = [self.gate_proj] if self.gate else []
+        return [self.q_proj, self.k_proj, *dual, *gate]
 
     def _check_context(self) -> None:
         if self.weights == "static":

@@ -1,6 +1,5 @@
 """The Primal layer with a learned time, under a name of its own."""
 
-from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.primal.layer import PrimalAttention
 from primal_attention.feature_maps import FeatureMapSpec
 
@@ -17,11 +16,8 @@ class PrimalTimeAttention(PrimalAttention):
     this class has other defaults.
     """
 
-    mechanism = Mechanism(
-        "Chen et al., 2023, with a learned time",
-        "N",
-        causal=True,
-        decode="two sums of constant size",
+    mechanism = PrimalAttention.mechanism._replace(
+        paper="Chen et al., 2023, with a learned time", cross=False
     )
 
     def __init__(  # noqa: PLR0913 - each option is one of PrimalAttention

@@ -20,12 +20,9 @@ from primal_attention.attention.base.masks import zero_padding
 from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate
 
+# Fewer keys are not rescaled: some feature always varies by almost nothing, and division by that
+# turns rounding errors into gradients.
 FEWEST_KEYS = 4
-"""Fewer keys are not rescaled: some feature of theirs always varies by almost nothing.
-
-Dividing by such a variance makes gradients of rounding errors: two keys differ by $2\\delta_d$ in
-feature d, and their scores then by $2 (q - \\mu)_d / \\delta_d$.
-"""
 
 
 class KeyMoments(NamedTuple):
@@ -93,9 +90,9 @@ class KeyNorm(nn.Module):
     Args:
         num_heads: Number of heads H.
         beta: Weight $\beta$ of the mean; may be assigned later, to anneal it.
-        rescale: Whether to divide by the standard deviation; without it only the mean acts.
+        rescale: Divide by the standard deviation; else only the mean acts.
         eps: The $\epsilon$ beside the variance.
-        learnable: Whether beta is a parameter of each head that starts at the given value.
+        learnable: Make beta a parameter of each head that starts at the given value.
     """
 
     beta: float | Tensor

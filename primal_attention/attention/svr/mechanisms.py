@@ -33,9 +33,9 @@ class KeyNormedAttention(QKVAttention):
 
     Args:
         beta: Weight of the mean.
-        rescale: Whether to divide by the standard deviation.
+        rescale: Divide by the standard deviation.
         eps: Term that is added to the variance.
-        learnable_beta: Whether beta is a parameter of each head.
+        learnable_beta: Make beta a parameter of each head.
         **options: Those of the mechanism.
     """
 

@@ -80,7 +80,7 @@ POOLS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 @dataclass(frozen=True)
 class TokenPooling:
-    """How many neighbours become one, and which tokens are neighbours.
+    """Pool neighbours, of a sequence or of a grid.
 
     Attributes:
         pool: ``average``, ``max`` or ``stride``, see :data:`POOLS`.
@@ -141,7 +141,7 @@ _POOLING = TokenPooling()
 
 
 def _divides(window: tuple[int, int], grid: tuple[int, int]) -> bool:
-    """Whether every window is full, for any length where an export leaves it open."""
+    """Return whether every window is full; False if an export leaves the length open."""
     sizes_known = all(isinstance(size, int) for size in grid)
     return sizes_known and not any(map(operator.mod, grid, window))
 
@@ -286,15 +286,6 @@ def attend_normed(
     return softmax_attention(q, *source, mask=mask, causal=causal)
 
 
-class _Frame(NamedTuple):
-    """Whole blocks around the queries; places without a query hold some other one."""
-
-    token: Tensor  # [B, n, r], which token of the sequence stands there; [1, n, r] if all agree
-    q: Tensor  # [B, n, r, H, C]
-    k: Tensor  # [B, n, r, H, C]
-    v: Tensor  # [B, n, r, H, C]
-
-
 @exact
 def attend_past(
     q: Tensor,  # [B, N, H, C]
@@ -307,25 +298,34 @@ def attend_past(
     fold: Callable[[Tensor, KeyMoments], Tensor] | None = None,
 ) -> Tensor:
     """Outputs [B, N, H, C]; ``fold`` makes Attention-BN of it, with the moments of what is seen."""
-    frame = _frame(accumulate(q), accumulate(k), accumulate(v), num_before, scale)
+    whole = accumulate(q), accumulate(k), accumulate(v)
+    token, queries, keys, values = _blocks(*whole, num_before, scale)
     k_pooled, v_pooled = (POOLS[pool](into_blocks(accumulate(z), scale), None) for z in (k, v))
-    num_complete = (frame.token + 1) // scale
-    queries = frame.q
+    num_complete = (token + 1) // scale
     if fold is not None:
-        folded = fold(queries.flatten(1, 2), _moments_seen(frame.k, k_pooled, num_complete))
+        folded = fold(queries.flatten(1, 2), _moments_seen(keys, k_pooled, num_complete))
         queries = folded.view_as(queries)
     queries = queries * q.shape[-1] ** -0.5
     past = torch.arange(k_pooled.shape[1], device=q.device) < num_complete[..., None]
     of_past = einsum(queries, k_pooled, "b n r h c, b m h c -> b h n r m")
-    of_block = einsum(queries, frame.k, "b n r h c, b n m h c -> b h n r m")
+    of_block = einsum(queries, keys, "b n r h c, b n m h c -> b h n r m")
     scores = [_hide(of_past, past[:, None]), _hide(of_block, _seen_in_block(scale, q.device))]
     weights = torch.cat(scores, dim=-1).softmax(-1)
     out = einsum(weights[..., :-scale], v_pooled, "b h n r m, b m h c -> b n r h c")
-    out = out + einsum(weights[..., -scale:], frame.v, "b h n r m, b n m h c -> b n r h c")
-    return _out_of_frame(out.flatten(1, 2), num_before, scale, q.shape[1]).to(q.dtype)
+    out = out + einsum(weights[..., -scale:], values, "b h n r m, b n m h c -> b n r h c")
+    out, N = out.flatten(1, 2).to(q.dtype), q.shape[1]
+    if num_before is None:
+        return out[:, :N]
+    return take(out, (num_before % scale)[:, None] + torch.arange(N, device=out.device))
 
 
-def _frame(q: Tensor, k: Tensor, v: Tensor, num_before: Tensor | None, scale: int) -> _Frame:
+def _blocks(
+    q: Tensor, k: Tensor, v: Tensor, num_before: Tensor | None, scale: int
+) -> tuple[Tensor, ...]:
+    """Place in the sequence [B or 1, n, r], queries, keys and values of blocks around the queries.
+
+    Places without a query hold some other one.
+    """
     N, T = q.shape[1], k.shape[1]
     if num_before is None:
         token = torch.arange(N, device=q.device)[None]
@@ -335,24 +335,16 @@ def _frame(q: Tensor, k: Tensor, v: Tensor, num_before: Tensor | None, scale: in
         token = start[:, None] + torch.arange(N + scale - 1, device=q.device)
         q = take(q, (token - num_before[:, None]).clamp(min=0, max=N - 1))
         k, v = (take(z, token.clamp(max=T - 1)) for z in (k, v))
-    token, q, k, v = (into_blocks(z, scale) for z in (token, q, k, v))
-    return _Frame(token, q, k, v)
-
-
-def _out_of_frame(out: Tensor, num_before: Tensor | None, scale: int, num_queries: int) -> Tensor:
-    if num_before is None:
-        return out[:, :num_queries]
-    first = num_before % scale
-    return take(out, first[:, None] + torch.arange(num_queries, device=out.device))
+    return tuple(into_blocks(z, scale) for z in (token, q, k, v))
 
 
 def _hide(scores: Tensor, seen: Tensor) -> Tensor:
-    """The least score, not -inf, where nothing is seen: the frame has places without a query."""
+    """The least score, not -inf, where nothing is seen: blocks have places without a query."""
     return scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
 
 
 def _seen_in_block(scale: int, device: torch.device) -> Tensor:
-    """Which tokens of its block a query sees one by one, [r, r]: none once it is complete."""
+    """Tell the tokens of its block that a query sees one by one, [r, r]; none if complete."""
     place = torch.arange(scale, device=device)
     return (place <= place[:, None]) & (place[:, None] < scale - 1)
 

@@ -39,7 +39,7 @@ def bidirectional(q, k, v, head):
 
 
 def causal(q, k, v, head):
-    """The same with every sum up to the token, and with means where the flows are refined."""
+    """Take every sum up to the token, and means where the flows are refined."""
     sinks, sources = q.sigmoid(), k.sigmoid()
     into, out, conserved_in, strength, won, rows = [], [], [], [], [], []
     for i in range(len(q)):

@@ -1,10 +1,13 @@
 """Gate, rotary positions, norm and decay of the mechanisms with queries, keys and values."""
 
+import inspect
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from primal_attention import build_attention
+from primal_attention import ATTENTIONS, build_attention
+from primal_attention.attention import options_of
 from primal_attention.ops.op import chunk_elements
 
 from ..dense import MASKS, B, N, assert_close, assert_same_with_gradients, randn
@@ -137,3 +140,29 @@ def test_options_that_do_not_go_together():
         build("linear", decay="fixed", feature_map="exponential")
     with pytest.raises(ValueError, match="rotary=True needs an even head dimension, got 3"):
         build_attention("softmax", 9, 3, rotary=True)
+
+
+QKV = [name for name in ATTENTIONS if not name.startswith("primal")]
+
+
+@pytest.mark.parametrize("name", QKV)
+def test_common_options_of_all_mechanisms(name):
+    assert {"causal", "dropout", "bias", "gate", "rotary"} <= options_of(name).keys()
+    layer, heads = build(name, gate=True).eval(), []
+    layer.out_proj.register_forward_pre_hook(lambda module, args: heads.append(args[0]))
+    x = tokens()
+    layer(x)
+    plain = build(name).eval()
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    plain.out_proj.register_forward_pre_hook(lambda module, args: heads.append(args[0]))
+    plain(x)
+    assert_close(heads[0], heads[1] * F.silu(layer.gate_proj(x)))
+    if not ATTENTIONS[name].mechanism.rotary:
+        with pytest.raises(ValueError, match="rotary"):
+            build(name, rotary=True)
+
+
+def test_the_signature_of_a_layer_is_not_that_of_its_class():
+    layer = build("softmax")
+    assert "gate" in inspect.signature(type(layer)).parameters
+    assert "gate" not in inspect.signature(layer).parameters

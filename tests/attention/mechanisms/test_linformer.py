@@ -109,7 +109,7 @@ def test_memory_is_linear():
 
 
 def test_the_weights_of_a_sequence_are_never_written_out():
-    """As they would be if SDPA could not take the projected keys and values as they lie."""
+    """SDPA takes projected keys and values as they lie and writes out no weights."""
     layer = LinformerAttention(64, 2, max_tokens=512, num_projected=256)
     x = torch.randn(3, 512, 64, requires_grad=True)
     with LargestTensor() as largest:

@@ -22,7 +22,7 @@ def build(**options):
 
 
 def sees(layer, i, j):
-    """Whether token i sees token j, from the paper's figure 2 (d)."""
+    """Return whether token i sees token j, from the paper's figure 2 (d)."""
     is_global = j < layer.num_global_tokens
     if layer.causal:
         return j <= i and (i - j <= layer.window or is_global)

@@ -1,4 +1,4 @@
-"""What holds for every mechanism of the registry."""
+"""Requirements on every mechanism of the registry."""
 
 import csv
 import importlib.util

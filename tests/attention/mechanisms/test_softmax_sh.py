@@ -228,7 +228,7 @@ def test_scores_cost_the_mean_of_the_inverse_scales(kind, num_heads, calls):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_backends_of_the_caller_are_kept():
-    """Of pooled keys too, for which the layer itself leaves out cuDNN."""
+    """Check pooled keys too, for which the layer itself leaves out cuDNN."""
     layer, x = SoftmaxSHAttention(32, 4).cuda(), torch.randn(2, 64, 32, device="cuda")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         layer(x)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from primal_attention.attention.baselines.nystrom import band, convolve
 
-from .dense import assert_close, randn
+from ..dense import assert_close, randn
 
 H, C = 3, 5
 

@@ -32,13 +32,13 @@ def one_by_one(q, k, v, q_bounds, k_bounds, longest_q, longest_k):
 
 @pytest.fixture
 def without_flash(monkeypatch):
-    """The same path on a CPU."""
+    """Take the packed path on a CPU."""
     monkeypatch.setattr(softmax, "takes_packed", lambda q: True)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)
 
 
 def masks(kind, length, device="cpu"):
-    """Of five sequences; the last one has no token, where that is asked for."""
+    """Masks of five sequences; the last one may have no token."""
     if kind == "none":
         return None
     if kind == "padded":

@@ -34,7 +34,7 @@ def test_without_a_mask_nothing_moves():
 
 
 def test_gradients_move_back():
-    """Those of a tensor whose heads do not lie side by side, and those of gradients."""
+    """Move gradients of strided heads, and gradients of gradients."""
     mask, x = MASKS["holes"], randn(B, H, N, C).transpose(1, 2).requires_grad_()
     order, cotangent = token_order(x, mask), randn(B, N, H, C, seed=1)
     for pack, unpack in ((order.pack, order.unpack), (order.unpack, order.pack)):
