@@ -79,7 +79,6 @@ PUBLIC = {
     "primal_attention.ops.layer": ["LayerInputs", "LayerResult", "fused_layer", "layer"],
     "primal_attention.ops.primal": [
         "Attended",
-        "CollapsedResult",
         "Sides",
         "both_sides",
         "collapsed_attention",

@@ -1,69 +1,54 @@
-"""Count the products of an op's composition for ``torch.utils.flop_counter``.
+"""Count the products of an op's eager form for ``torch.utils.flop_counter``.
 
 Backward: what autograd would multiply for the gradients that are asked for. What an op computes a
 second time is not counted; the Gram matrices of a whole layer always are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 
-class Call(NamedTuple):
-    """Call of a composition, of which an op is the backward pass."""
+def register(op: Any) -> None:
+    """Count both passes of a fused op."""
+    packets = torch.ops.primal_attention
 
-    inputs: Sequence[Any]
-    d_outputs: Sequence[Tensor | None]
-    wanted: Sequence[bool] = ()  # of the first inputs; all others have gradients
-
-
-def register_forward(op: Any, composition: Callable[..., Any]) -> None:
-    """Count a forward pass."""
-
-    def count(*inputs: Any, out_val: Any = None) -> int:
+    @register_flop_formula(getattr(packets, f"{op.name}_forward"), get_raw=True)
+    def forward(*flat: Any, out_val: Any = None) -> int:
         with FlopCounterMode(display=False) as counter:
-            composition(*map(_without_memory, inputs))
+            op.eager(op.inputs(*map(_without_memory, flat)))
         return int(counter.get_total_flops())
 
-    register_flop_formula(op, get_raw=True)(count)
-
-
-def register_backward(op: Any, composition: Callable[..., Any], call: Callable[..., Call]) -> None:
-    """Count a backward pass; ``call`` turns its inputs into those of the composition."""
-
-    def count(*inputs: Any, out_val: Any = None) -> int:
+    @register_flop_formula(getattr(packets, f"{op.name}_backward"), get_raw=True)
+    def backward(*flat: Any, out_val: Any = None) -> int:
+        *given, _, grads, flags = flat
         counts: list[int] = []
-        run = Thread(target=lambda: counts.append(_backward_flops(composition, call(*inputs))))
+        run = Thread(target=lambda: counts.append(_backward_flops(op, given, grads, flags)))
         run.start()  # this thread is below autograd
         run.join()
         return counts[0]
 
-    register_flop_formula(op, get_raw=True)(count)
 
-
-def _backward_flops(composition: Callable[..., Any], call: Call) -> int:
-    inputs = [_without_memory(each) for each in call.inputs]
-    wanted = [*call.wanted, *[True] * (len(inputs) - len(call.wanted))]
-    tensors = [
-        each.requires_grad_()
-        for each, wants in zip(inputs, wanted, strict=True)
-        if wants and isinstance(each, Tensor) and each.is_floating_point()
-    ]
-    outputs = composition(*inputs)
-    outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
-    pairs = [
+def _backward_flops(
+    op: Any, given: Sequence[Any], grads: Sequence[Tensor | None], flags: Sequence[bool]
+) -> int:
+    inputs = op.inputs(*map(_without_memory, given))
+    pairs = zip(op.differentiable, flags, strict=True)
+    wanted = [getattr(inputs, name) for name, wants in pairs if wants]
+    tensors = [each.requires_grad_() for each in wanted if each is not None]
+    asked = [
         (output, torch.empty_like(output))
-        for output, d in zip(outputs, call.d_outputs, strict=False)
+        for output, d in zip(op.eager(inputs), grads, strict=False)
         if d is not None and d.numel() and output is not None and output.requires_grad
     ]
     with FlopCounterMode(display=False) as counter:
-        if pairs and tensors:
-            made, d_made = zip(*pairs, strict=True)
-            torch.autograd.grad(made, tensors, d_made, allow_unused=True)
+        if asked and tensors:
+            outputs, d_outputs = zip(*asked, strict=True)
+            torch.autograd.grad(outputs, tensors, d_outputs, allow_unused=True)
     return int(counter.get_total_flops())
 
 

@@ -11,10 +11,7 @@ _VMAP_MODE: Any = torch._C._parse_dispatch_key("VmapMode")  # the batches of tor
 
 
 def is_transformed() -> bool:
-    """Return whether forward-mode AD or a transform of ``torch.func`` acts on the operations.
-
-    Both see through PyTorch's operations alone, not through an op with its own backward pass.
-    """
+    """Return whether forward-mode AD or a transform of ``torch.func`` acts on operations."""
     forward_mode = forward_ad._current_level >= 0
     return forward_mode or torch._C._are_functorch_transforms_active()
 
@@ -35,10 +32,7 @@ def differentiable_gradients(
     inputs: Sequence[Tensor | None],
     grad_outputs: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Compute a differentiable vector-Jacobian product by autograd over a plain forward.
-
-    Ops, whose own backward pass is not differentiable, fall back to it for ``create_graph=True``.
-    """
+    """Compute gradients by autograd over a plain forward, differentiable themselves if asked."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Aliases: where one input was made from another, the path between is no part of the op.

@@ -1,8 +1,7 @@
 """Run an op fused where a backend supports its inputs, and register fused ops with PyTorch.
 
-The eager form of an op is plain PyTorch, runs anywhere and is differentiable at will. A *backend*
-may have a fused form for one kind of device: :func:`fused` returns its outputs, or None, so that
-the caller falls back to the eager form.
+The eager form of an op is plain PyTorch. A *backend* may have a fused form for one kind of device:
+:func:`fused` returns its outputs, or None, so that the caller falls back to the eager form.
 
 Compilation and tensor subclasses need a fused op registered with ``torch.library``. The dispatcher
 costs a call tens of microseconds; a plain call skips it.
@@ -19,11 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from primal_attention.ops.gradients import (
-    are_differentiated,
-    differentiable_gradients,
-    is_transformed,
-)
+from primal_attention.ops import gradients as autograd
 from primal_attention.ops.replay import Plans
 from primal_attention.precision import without_autocast
 
@@ -92,19 +87,19 @@ class FusedOp(ABC):
     def __init__(self) -> None:
         self._forwards, self._backwards = Plans(self._run_forward), Plans(self._run_backward)
         types = get_type_hints(self.inputs)
-        self.tensors = {name for name, kind in types.items() if kind in (Tensor, Tensor | None)}
         fields = ", ".join(f"{_SCHEMA.get(kind, 'str')} {name}" for name, kind in types.items())
         self.registered = _registered(
-            f"{self.name}_forward({fields}) -> {_tensors(len(self.outputs))}",
+            f"{self.name}_forward({fields}) -> ({', '.join(['Tensor'] * len(self.outputs))})",
             lambda *flat: _apart(self._compute(self.inputs(*flat), keep=True)),
             lambda *flat: _single(tuple(self.empty(self.inputs(*flat)))),
             self.devices,
         )
         if not self.differentiable:
             return
+        gradients = ["Tensor"] * len(self.differentiable)
         fields += ", Tensor[] kept, Tensor?[] grads, bool[] wanted"
         self.registered_backward = _registered(
-            f"{self.name}_backward({fields}) -> {_tensors(len(self.differentiable))}",
+            f"{self.name}_backward({fields}) -> ({', '.join(gradients)})",
             lambda *flat: _apart(self._all_gradients(*flat)),
             lambda *flat: _single(tuple(self._empty_gradients(*flat))),
             self.devices,
@@ -114,19 +109,15 @@ class FusedOp(ABC):
         )
         from primal_attention.ops import flops  # whose import takes as long as that of Triton
 
-        packets = torch.ops.primal_attention
-        flops.register_forward(getattr(packets, f"{self.name}_forward"), self._composition)
-        backward = getattr(packets, f"{self.name}_backward")
-        flops.register_backward(backward, self._composition, self._backward_call)
+        flops.register(self)
 
     def __call__(self, given: Any) -> tuple[Tensor, ...]:
         """Compute the outputs of the op, in the graph of autograd where an input is."""
         if not _are_plain(given):
             outputs = self.registered(*given)
             return (outputs,) if isinstance(outputs, Tensor) else outputs[: self.num_outputs]
-        if torch.is_grad_enabled() and any(
-            isinstance(each, Tensor) and each.requires_grad for each in given
-        ):
+        tensors = (each for each in given if isinstance(each, Tensor))
+        if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
             recorded: tuple[Tensor, ...] = _Node.apply(self, *given)  # type: ignore[no-untyped-call]
             return recorded
         return tuple(self._compute(given, keep=False)[: self.num_outputs])
@@ -157,21 +148,16 @@ class FusedOp(ABC):
     def gradients(self, ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute gradients of all inputs; those that are differentiated by the eager form."""
         saved, count = ctx.saved_tensors, len(ctx.options)
-        given = self.inputs(
-            *(
-                option if each is None else each
-                for each, option in zip(saved[:count], ctx.options, strict=True)
-            )
-        )
+        pairs = zip(saved[:count], ctx.options, strict=True)
+        given = self.inputs._make(option if each is None else each for each, option in pairs)
         grads = [None if d is None or not d.numel() else d for d in d_outputs[: self.num_outputs]]
         needed = ctx.needs_input_grad[-count:]  # the op itself is an input of a node
-        pairs = zip(self.inputs._fields, needed, strict=True)
-        wanted = frozenset(name for name, needs in pairs if needs)
-        if are_differentiated():
+        needs = dict(zip(self.inputs._fields, needed, strict=True))
+        wanted = frozenset(name for name, need in needs.items() if need)
+        if autograd.are_differentiated():
             found = self._differentiable_gradients(given, grads)
         elif _are_plain((*given, *grads)):
-            call = Backward(saved[count:], grads, wanted, _is_let_go())
-            found = self._gradients(given, call)
+            found = self._gradients(given, Backward(saved[count:], grads, wanted, _is_let_go()))
         else:
             flags = [name in wanted for name in self.differentiable]
             computed = self.registered_backward(*given, list(saved[count:]), grads, flags)
@@ -205,17 +191,8 @@ class FusedOp(ABC):
 
         with without_autocast(given[0].device):
             tensors = [getattr(given, name) for name in names]
-            return dict(zip(names, differentiable_gradients(run, tensors, grads), strict=True))
-
-    def _composition(self, *flat: Any) -> Sequence[Tensor]:
-        return self.eager(self.inputs(*flat))
-
-    def _backward_call(self, *flat: Any) -> Any:
-        from primal_attention.ops.flops import Call
-
-        *given, _, grads, flags = flat
-        wanted = dict(zip(self.differentiable, flags, strict=True))
-        return Call(given, grads, [wanted.get(n, False) for n in self.inputs._fields])
+            found = autograd.differentiable_gradients(run, tensors, grads)
+            return dict(zip(names, found, strict=True))
 
     def _all_gradients(self, *flat: Any) -> list[Tensor]:
         """Compute gradients for the dispatcher: empty where they are not wanted."""
@@ -291,10 +268,7 @@ def chunk_elements(number: int) -> Iterator[None]:
 
 @contextmanager
 def fused_ops(when: str) -> Iterator[None]:
-    """Run ops fused ``never``, for ``large`` work on their device (the default), or ``always``.
-
-    The last is on any device: in Triton's interpreter on a CPU.
-    """
+    """Run ops fused ``never``, for ``large`` work (the default), or ``always``, on any device."""
     if when not in ("never", "large", "always"):
         raise ValueError(f"when must be 'never', 'large' or 'always', got {when!r}")
     _WHEN.append(when)
@@ -310,7 +284,7 @@ def may_run_fused(name: str, first: Tensor) -> bool:
     if when == "never" or not (when == "always" or first.device.type in BACKENDS):
         return False
     compiling = torch.compiler.is_compiling()
-    if is_exporting() if compiling else is_transformed() or torch._C._is_tracing():
+    if is_exporting() if compiling else autograd.is_transformed() or torch._C._is_tracing():
         return False
     return first.numel() >= (1 if when == "always" else LARGE[name])
 
@@ -332,10 +306,7 @@ def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
 
 
 def chunk_size(first: Tensor) -> int:
-    """Choose how many tokens a chunk of such rows has, all of them in a graph.
-
-    A multiple of 128, or of 16 inside :func:`chunk_elements`.
-    """
+    """Choose how many tokens a chunk has: a multiple of 128, or all of them in a graph."""
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return first.shape[-2]
     chosen = _CHUNK.get()
@@ -345,10 +316,7 @@ def chunk_size(first: Tensor) -> int:
 
 
 def is_exporting() -> bool:
-    """Return whether ``torch.export`` follows this call.
-
-    ``torch.compiler.is_exporting`` says so of whatever Dynamo 2.11 follows.
-    """
+    """Return whether ``torch.export`` follows this call; its own flag errs on Dynamo 2.11."""
     return bool(torch.compiler._is_exporting_flag)
 
 
@@ -380,10 +348,6 @@ def _registered(schema: str, function: Any, fake: Any, devices: tuple[str, ...])
         _LIBRARY.impl(name, function, device.upper())
     torch.library.register_fake(f"primal_attention::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.primal_attention, name).default
-
-
-def _tensors(number: int) -> str:
-    return f"({', '.join(['Tensor'] * number)})"
 
 
 def _single(tensors: tuple[Tensor, ...]) -> Any:

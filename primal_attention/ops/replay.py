@@ -1,11 +1,9 @@
 """Record what a pass of a fused op does, and repeat it for other tensors of the same layout.
 
-Shapes, strides, dtypes and options decide what a pass allocates and launches. Working that out
-takes Python far longer than a small pass takes a GPU, so it is done once: an open *recording* notes
-each operation of PyTorch and each launch, with its tensors as places in numbered buffers. A *plan*
-repeats them for other buffers, without views: a launch needs addresses alone.
-
-A pass must not depend on the values of its tensors, nor write to what it was not given.
+Working out what to allocate and launch takes Python longer than a small pass takes a GPU, so it is
+done once a layout: a *recording* notes each operation of PyTorch and each launch, with its tensors
+as places in numbered buffers. A *plan* repeats them for other buffers. A pass must not depend on
+the values of its tensors, nor write to others.
 """
 
 from __future__ import annotations
@@ -128,9 +126,8 @@ class Plans:
             return self._run(given, *options)
         with Recording(tensors) as recording:
             aliases = iter(recording.inputs)
-            results = self._run(
-                [next(aliases) if isinstance(x, Tensor) else x for x in given], *options
-            )
+            own = [next(aliases) if isinstance(x, Tensor) else x for x in given]
+            results = self._run(own, *options)
             self._plans[key] = Plan(recording, results)
         return results
 
@@ -147,7 +144,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._places: dict[int, Place] = {}
         self._alive: list[Any] = []  # so that no two tensors have the same number
         for number, tensor in enumerate(self.inputs):
-            self._note(tensor, self._layout(tensor, number, 0, whole=True))
+            self._note(tensor, number)
 
     def __enter__(self) -> Recording:
         _OPEN.recording = self
@@ -167,11 +164,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         places = [self.place(each) for each in launch.tensors]
         self.steps.append((launch.bound(places), {each.buffer for each in places}))
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        results = function(*args, **(kwargs or {}))
-        leaves, _ = tree_flatten((args, kwargs or {}))
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        results = function(*args, **kwargs)
+        leaves, _ = tree_flatten((args, kwargs))
         self._alive.append((leaves, results))
         tensors = [each for each in leaves if isinstance(each, Tensor)]
         made = self._made(tree_flatten(results)[0], tensors)
@@ -184,7 +180,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         numbers = [number for number, _ in made]
         used = {self.place(each).buffer for each in tensors} | set(numbers)
         operands = tree_map_only(Tensor, self.place, tuple(args))
-        self.steps.append((_call(function, operands, kwargs or {}, numbers), used))
+        self.steps.append((_call(function, operands, kwargs, numbers), used))
         return results
 
     def _made(self, results: Sequence[Any], given: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
@@ -197,24 +193,19 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             base = next((x for x in given if x.untyped_storage()._cdata == memory), None)
             if base is None:
                 made.append((self.number, result))
-                self._note(result, self._layout(result, self.number, 0, whole=True))
+                self._note(result, self.number)
                 self.number += 1
             else:
                 near = self.place(base)
                 offset = near.offset + result.data_ptr() - base.data_ptr()
                 same = near.whole and result.dtype == base.dtype and result.shape == base.shape
                 whole = same and not offset and result.stride() == base.stride()
-                self._note(result, self._layout(result, near.buffer, offset, whole=whole))
+                self._note(result, near.buffer, offset, whole=whole)
         return made
 
-    @staticmethod
-    def _layout(tensor: Tensor, number: int, offset: int, *, whole: bool) -> Place:
-        return Place(
-            number, offset, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), whole
-        )
-
-    def _note(self, tensor: Tensor, place: Place) -> None:
-        self._places[id(tensor)] = place
+    def _note(self, tensor: Tensor, buffer: int, offset: int = 0, *, whole: bool = True) -> None:
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        self._places[id(tensor)] = Place(buffer, offset, tensor.dtype, shape, stride, whole)
         self._alive.append(tensor)
 
 
@@ -236,10 +227,7 @@ def _allocation(number: int, tensor: Tensor) -> Step:
 
 
 def _call(function: Any, operands: Sequence[Any], options: Any, numbers: list[int]) -> Step:
-    """Repeat an operation on arguments, or lists of them, some of which are places.
-
-    The results are new buffers of these numbers.
-    """
+    """Repeat an operation on places, or lists of them; its results are buffers of these numbers."""
     template = list(operands)
     places = [(at, each) for at, each in enumerate(template) if type(each) is Place]
     lists = [(at, each) for at, each in enumerate(template) if type(each) is list]

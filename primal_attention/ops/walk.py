@@ -12,25 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primal_attention.ops.gradients import (
-    are_differentiated,
-    differentiable_gradients,
-    is_transformed,
-)
+from primal_attention.ops import gradients as autograd
 from primal_attention.ops.op import chunk_size
 from primal_attention.precision import without_autocast
 
-Tensors = Sequence[Any]  # tensors, some of which may be None
+Tensors = Sequence[Any]  # all but the first row may be None or have axes of size 1
 Step = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
 
 
 def walk(
     step: Step, state: Tensors, rows: Tensors, shared: Tensors = (), *, reverse: bool = False
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Compute the output rows of all tokens and the state after the last, or first if in reverse.
-
-    The first of the rows is a tensor; a later one may be None, or have leading axes of size 1.
-    """
+    """Compute the output rows of all tokens and the state after the last, or first if in reverse."""
     first = rows[0]
     assert first is not None
     with without_autocast(first.device):
@@ -50,7 +43,7 @@ def walk(
 
 def _has_graph(tensors: Tensors) -> bool:
     """Return whether reverse-mode autograd records this call, and nothing else differentiates."""
-    if not torch.is_grad_enabled() or is_transformed():
+    if not torch.is_grad_enabled() or autograd.is_transformed():
         return False
     return any(each is not None and each.requires_grad for each in tensors)
 
@@ -112,8 +105,8 @@ class _Walk(torch.autograd.Function):
         number = len(ctx.needs_input_grad) - 1
         tensors, between = saved[:number], saved[number:]
         with without_autocast(tensors[layout.num_state].device):
-            if are_differentiated():
-                return None, *differentiable_gradients(layout.run, tensors, grads)
+            if autograd.are_differentiated():
+                return None, *autograd.differentiable_gradients(layout.run, tensors, grads)
             return None, *_by_chunk(layout, tensors, between, grads, ctx.needs_input_grad[1:])
 
 
@@ -129,11 +122,8 @@ def _by_chunk(
         for row, want in zip(rows, layout.split(wanted)[1], strict=True)
     ]
     d_shared: list[Tensor | None] = [None] * len(shared)
-    states = [state]
-    for start in range(0, len(between), max(layout.num_state, 1)):
-        states.append(list(between[start : start + layout.num_state]))
-    if not layout.num_state:
-        states = [state] * len(layout.chunks)
+    size, later = layout.num_state, range(len(layout.chunks) - 1)
+    states = [state, *(list(between[n * size : (n + 1) * size]) for n in later)]
     for chunk, before in reversed(list(zip(layout.chunks, states, strict=True))):
         leaves = [
             each if each is None else each.detach().requires_grad_(bool(want))
@@ -144,7 +134,7 @@ def _by_chunk(
             )
         ]
         given = [*_of(d_outputs, chunk), *d_state]
-        computed = differentiable_gradients(layout.of_chunk, leaves, given)
+        computed = autograd.differentiable_gradients(layout.of_chunk, leaves, given)
         d_state, of_rows, of_shared = layout.split(computed)
         for whole, part in zip(d_rows, of_rows, strict=True):
             if whole is not None:

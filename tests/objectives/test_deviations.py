@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from primal_attention import PrimalAttention
-from primal_attention.ops.landmarks import landmarks
+from primal_attention.ops.landmarks import choose_landmarks
 
 from .cases import B, D, H, M, N, S, assert_near, loss_of, make_inputs, make_layer
 from .definition import released_j, runs
@@ -102,15 +102,15 @@ def test_number_of_landmarks():
     assert PrimalAttention(D, H, S).num_landmarks == 10 * S
     assert PrimalAttention(D, H, S, max_tokens=N).num_landmarks == N < 10 * S
     assert PrimalAttention(D, H, S, max_tokens=1000).num_landmarks == 10 * S
-    every_token = landmarks(make_inputs().x, N)  # M = N: all of them, in order
+    every_token = choose_landmarks(make_inputs().x, N).rows()  # M = N: all of them, in order
     assert torch.equal(every_token, make_inputs().x)
-    repeated = landmarks(make_inputs().x[:, :3], M)
+    repeated = choose_landmarks(make_inputs().x[:, :3], M).rows()
     assert len(repeated[0].unique(dim=0)) == 3
 
 
 def positions(length, count):
     x = torch.arange(length, dtype=torch.float64).view(1, length, 1)
-    return landmarks(x, count).flatten().long()
+    return choose_landmarks(x, count).rows().flatten().long()
 
 
 UEA = [(1751, 300), (62, 62), (152, 150), (152, 100), (405, 300), (405, 400), (26, 26), (144, 144)]

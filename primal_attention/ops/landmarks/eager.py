@@ -1,12 +1,12 @@
 r"""Landmarks: which tokens they are, and the weights that are sampled from them.
 
-$W_{e|X} = X'^\top w_e$ and $W_{r|X} = X'^\top w_r$ with the rows X' of the landmarks. All of it is
-tensor arithmetic on the input's device, without a look at the values from the host.
+$W_{e|X} = X'^\top w_e$ and $W_{r|X} = X'^\top w_r$ with the rows X' of the landmarks, without
+synchronisation.
 
 Letters: B batch, N tokens, D model dim, H heads, P feature dim, S directions, M landmarks.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from primal_attention.precision import accumulate, without_autocast
 
 
 class Landmarks(NamedTuple):
-    """Which tokens of x are landmarks; X' itself is built where it is asked for."""
+    """Positions of landmarks in x; X' is built on demand."""
 
     x: Tensor  # [B, N, D]
     positions: Tensor  # [B, M]; -1 where there is none, whose row is zero
@@ -35,19 +35,6 @@ class Landmarks(NamedTuple):
         return rows if self.scale == 1.0 else rows * self.scale
 
 
-def landmarks(
-    x: Tensor,  # [B, N, D]
-    num_landmarks: int,
-    *,
-    token_mask: Tensor | None = None,  # [B, N], True = real token; holes are allowed
-    dropout: float = 0.0,
-    jitter: float = 0.0,
-) -> Tensor:
-    """X' [B, M, D] of the landmarks that :func:`choose_landmarks` takes."""
-    options: dict[str, Any] = {"token_mask": token_mask, "dropout": dropout, "jitter": jitter}
-    return choose_landmarks(x, num_landmarks, **options).rows()
-
-
 def choose_landmarks(
     x: Tensor,  # [B, N, D]
     num_landmarks: int,
@@ -56,7 +43,7 @@ def choose_landmarks(
     dropout: float = 0.0,
     jitter: float = 0.0,
 ) -> Landmarks:
-    """The landmarks of each sequence; one without a real token has none.
+    """Choose the landmarks of each sequence; one without a real token has none.
 
     Landmark i of M stands at real token i (n-1) // max(M-1, 1) of n, in integer arithmetic: the
     first and the last are always in, and tokens repeat where n < M. ``jitter`` moves each one by a
@@ -87,7 +74,7 @@ class IndexInputs(NamedTuple):
 
 
 def landmark_index(given: IndexInputs) -> Tensor:
-    """The position of each landmark, [B, M]; -1 where there is none."""
+    """Compute the position of each landmark, [B, M]; -1 where there is none."""
     x, token_mask, moves, drops, num_landmarks, jitter, dropout = given
     num_tokens = None if token_mask is None else token_mask.sum(1)[:, None]
     last = max(x.shape[1] - 1, 0) if num_tokens is None else (num_tokens - 1).clamp(min=0)
@@ -98,22 +85,17 @@ def landmark_index(given: IndexInputs) -> Tensor:
         offset = (2.0 * moves - 1.0) * jitter * (last / intervals)
         index = (index + offset.round().long()).clamp(min=0).clamp(max=last)
     if token_mask is not None and num_tokens is not None:
-        index = torch.where(num_tokens > 0, _place_of(index, token_mask), -1)
+        number = token_mask.cumsum(1) - 1  # of each real token, counted from 0
+        B, N = token_mask.shape
+        places = torch.arange(N, device=x.device).expand(B, N)
+        spare = torch.where(token_mask, number, N)  # padded tokens share one more place
+        token_at = places.new_zeros(B, N + 1).scatter(1, spare, places)
+        index = torch.where(num_tokens > 0, token_at.gather(1, index), -1)
     return index if drops is None else torch.where(drops >= dropout, index, -1)
 
 
-def _place_of(order: Tensor, token_mask: Tensor) -> Tensor:
-    """Position in the sequence of each real token, counted among the real ones."""
-    number = token_mask.cumsum(1) - 1  # of each real token, counted from 0
-    B, N = token_mask.shape
-    places = torch.arange(N, device=token_mask.device).expand(B, N)
-    spare = torch.where(token_mask, number, N)  # padded tokens share one more place
-    token_at = places.new_zeros(B, N + 1).scatter(1, spare, places)
-    return token_at.gather(1, order)
-
-
 def sampled_weights(landmarks: Landmarks, parameters: Tensor) -> Tensor:
-    """Both weights [2, H, B, P, S] of parameters w_e, w_r side by side, [H, M, 2 S]."""
+    """Sample both weights [2, H, B, P, S] by parameters w_e, w_r side by side, [H, M, 2 S]."""
     rows, H = landmarks.rows(), parameters.shape[0]
     B, M, D = rows.shape
     with without_autocast(rows.device):

@@ -1,11 +1,7 @@
 """Fused forms of the landmarks' positions and of the weights that are sampled from them.
 
-    W_{e|X} = X'^T w_e        A_e = W_{e|X} C_e        and the same for r
-
 The token of a landmark is found by counting: as many positions lie before it as have seen no more
-real tokens than its order. X' is never built: its rows are read where the tokens are. Sums over the
-sequences are written apart for each program and added up afterwards, in the same order every time;
-no addition is atomic.
+real tokens than its order. X' is never built: its rows are read where the tokens are.
 
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions, M landmarks.
 """
@@ -20,18 +16,7 @@ from torch import Tensor
 
 from primal_attention.ops.landmarks.eager import IndexInputs
 from primal_attention.ops.op import FusedOp
-from primal_attention.ops.primal.fused_collapse import (
-    MapSizes,
-    WeightGradients,
-    Weights,
-    add_up_maps,
-    map_sizes,
-    map_strides,
-    named_gradients,
-    pull_back_sides,
-    store_side,
-    supports_maps,
-)
+from primal_attention.ops.primal import fused_collapse as collapse
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
 from primal_attention.ops.triton.launch import PRODUCTS, Config, padded
@@ -54,22 +39,22 @@ FEW = 264  # programs, two for each multiprocessor of a large GPU: beside so few
 
 
 class LandmarkIndexOp(FusedOp):
-    """The positions of the landmarks in one launch: the same integers."""
+    """Positions of the landmarks in one launch."""
 
     name = "landmark_index"
     inputs = IndexInputs
     outputs = ("index",)
 
     def supports(self, given: IndexInputs) -> bool:
-        """Any tokens."""
+        """Take any tokens."""
         return True
 
     def empty(self, given: IndexInputs) -> Sequence[Tensor]:
-        """The positions, unwritten."""
+        """Allocate the positions."""
         return (given.x.new_empty((given.x.shape[0], given.num_landmarks), dtype=torch.long),)
 
     def forward(self, given: IndexInputs, *, keep: bool) -> Sequence[Tensor]:
-        """The position of each landmark, [B, M]; -1 where there is none."""
+        """Compute the position of each landmark, [B, M]; -1 where there is none."""
         (B, N, _), M = given.x.shape, given.num_landmarks
         [index] = self.empty(given)
         moves, drops = launch.contiguous(given.moves, given.drops)
@@ -85,7 +70,7 @@ class Sampled(NamedTuple):
 
     x: Tensor  # [B, N, D] with D = H P
     positions: Tensor  # [B, M], of the landmarks; -1 for a row of zeros
-    parameters: Weights  # [H, M, S], and the parts of the output map
+    parameters: collapse.Weights  # [H, M, S], and the parts of the output map
     scale: float  # of all landmarks
 
     @property
@@ -104,10 +89,10 @@ class Sampled(NamedTuple):
         return PRODUCTS[self.x.dtype]
 
     @property
-    def sizes(self) -> MapSizes:
+    def sizes(self) -> collapse.MapSizes:
         """The sizes of the weights."""
         (H, _, S), (*_, c_e, c_r) = self.parameters.e.shape, self.parameters
-        return map_sizes(self.x.shape[2] // H, S, c_e, c_r, self.config.tile)
+        return collapse.map_sizes(self.x.shape[2] // H, S, c_e, c_r, self.config.tile)
 
 
 def supports_sampled(given: Sampled) -> bool:
@@ -115,7 +100,7 @@ def supports_sampled(given: Sampled) -> bool:
     w_e, w_r, *_ = given.parameters
     _, M, S = w_e.shape
     same = w_r.dtype == w_e.dtype
-    return supports_maps(S, given.x, *given.parameters) and same and 0 < M <= 4096
+    return collapse.supports_maps(S, given.x, *given.parameters) and same and 0 < M <= 4096
 
 
 def _sides(programs: int) -> int:
@@ -134,9 +119,8 @@ def sample(given: Sampled, of_a: torch.dtype) -> tuple[Tensor, Tensor, Tensor, T
     a_e, a_r = (x.new_empty(0 if c is None else (B, H, P, C), dtype=of_a) for c in (c_e, c_r))
     weight_blocks[(B * H, sizes.tiles, 2 // sides)](
         rows, index.contiguous(), *launch.contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
-        launch.strides(rows), map_strides(c_e), map_strides(c_r), H, scale,
-        M, P, S, C, min(config.block, padded(M)), tile, block, columns, sides, given.precision,
-        **config.launch,
+        launch.strides(rows), *map(collapse.map_strides, (c_e, c_r)), H, scale, M, P, S, C,
+        min(config.block, padded(M)), tile, block, columns, sides, given.precision, **config.launch,
     )  # fmt: skip
     return e, r, a_e, a_r
 
@@ -144,20 +128,22 @@ def sample(given: Sampled, of_a: torch.dtype) -> tuple[Tensor, Tensor, Tensor, T
 def sampled_gradients(
     given: Sampled,
     weights: tuple[Tensor, Tensor],  # W_e and W_r
-    grads: WeightGradients,
+    grads: collapse.WeightGradients,
     d_rows: Tensor | None,  # [B, N, H, P] with adjacent columns
 ) -> dict[str, Tensor]:
     """Compute gradients of w_e, w_r, c_e and c_r; add that of x to the rows of its landmarks."""
     given = given._replace(positions=given.positions.contiguous())
-    sampled = Weights(*weights, *given.parameters[2:])
-    totals, c_parts = pull_back_sides(sampled, grads, given.scale, given.precision)
+    sampled = collapse.Weights(*weights, *given.parameters[2:])
+    totals, c_parts = collapse.pull_back_sides(sampled, grads, given.scale, given.precision)
     if d_rows is not None:
         _add_rows(given, totals, d_rows)
     w_parts = _parameter_parts(given, totals)
     dw = [w.new_empty(w.shape) for w in given.parameters[:2]]
-    d_maps = add_up_maps(c_parts, sampled)  # many parts of few entries; the others are few of many
+    d_maps = collapse.add_up_maps(
+        c_parts, sampled
+    )  # many parts of few entries; the others are few of many
     add_up(*zip(w_parts, dw, strict=True))
-    return named_gradients(dw, d_maps)
+    return collapse.named_gradients(dw, d_maps)
 
 
 def _add_rows(given: Sampled, totals: list[Tensor], d_rows: Tensor) -> None:
@@ -192,8 +178,7 @@ def _parameter_parts(given: Sampled, totals: list[Tensor]) -> list[Tensor]:
 @launched
 @triton.jit(do_not_specialize=["N", "M"])
 def index_blocks(
-    mask, moves, drops, index, N, M, jitter, dropout,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    mask, moves, drops, index, N, M, jitter, dropout, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Positions of a block of landmarks of one sequence."""
     b = tl.program_id(0).to(tl.int64)
@@ -209,7 +194,13 @@ def index_blocks(
     order = i.to(tl.int64) * last // tl.maximum(M - 1, 1)
     if moves is not None:
         move = tl.load(moves + b * M + i, mask=i < M, other=0.5).to(tl.float32)
-        order = _jittered(order, last, M, move, jitter)
+        spacing = tl.div_rn(last.to(tl.float32), tl.maximum(M - 1, 1).to(tl.float32))
+        offset = (2.0 * move - 1.0) * jitter * spacing
+        below = tl.floor(offset)
+        whole = below.to(tl.int64)
+        rest = offset - below  # halves are rounded to even numbers
+        up = (rest > 0.5) | ((rest == 0.5) & (whole % 2 != 0))
+        order = tl.minimum(tl.maximum(order + whole + up.to(tl.int64), 0), last)
     position = order
     if mask is not None:
         position = tl.where(num_tokens > 0, _token_of(order, mask, N, BLOCK_N), -1)
@@ -224,19 +215,6 @@ def _real(mask, start, N, BLOCK_N: tl.constexpr):
     """1 at the real tokens from start on, else 0."""
     n = start + tl.arange(0, BLOCK_N)
     return (tl.load(mask + n, mask=n < N, other=0) != 0).to(tl.int32)
-
-
-@triton.jit
-def _jittered(order, last, M, move, jitter):
-    """The order, moved by a whole number of tokens; halves are rounded to even numbers."""
-    spacing = tl.div_rn(last.to(tl.float32), tl.maximum(M - 1, 1).to(tl.float32))
-    offset = (2.0 * move - 1.0) * jitter * spacing
-    below = tl.floor(offset)
-    whole = below.to(tl.int64)
-    rest = offset - below
-    up = (rest > 0.5) | ((rest == 0.5) & (whole % 2 != 0))
-    moved = order + whole + up.to(tl.int64)
-    return tl.minimum(tl.maximum(moved, 0), last)
 
 
 @triton.jit
@@ -255,9 +233,8 @@ def _token_of(order, mask, N, BLOCK_N: tl.constexpr):
 @launched
 @triton.jit(do_not_specialize=["H"])
 def weight_blocks(
-    x, index, w_e, w_r, c_e, c_r, given_e, given_r, a_e, a_r,
-    x_strides, c_e_strides, c_r_strides, H, scale,
-    M: tl.constexpr, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
+    x, index, w_e, w_r, c_e, c_r, given_e, given_r, a_e, a_r, x_strides, c_e_strides, c_r_strides,
+    H, scale, M: tl.constexpr, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
     SIDES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -269,14 +246,14 @@ def weight_blocks(
     to_e, to_r = (c_e, given_e, a_e, c_e_strides), (c_r, given_r, a_r, c_r_strides)
     if SIDES == 2:
         e, r = _weights(rows, stride, w_e, w_r, row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION)
-        store_side(e * scale, to_e, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
-        store_side(r * scale, to_r, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
+        collapse.store_side(e * scale, to_e, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
+        collapse.store_side(r * scale, to_r, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
     elif tl.program_id(2) == 0:
         e, _ = _weights(rows, stride, w_e, None, row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION)
-        store_side(e * scale, to_e, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
+        collapse.store_side(e * scale, to_e, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
     else:
         r, _ = _weights(rows, stride, w_r, None, row, M, P, S, BLOCK_M, TILE, BLOCK_S, PRECISION)
-        store_side(r * scale, to_r, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
+        collapse.store_side(r * scale, to_r, matrix, row, P, S, C, BLOCK_S, BLOCK_C, PRECISION)
 
 
 @triton.jit
@@ -284,10 +261,7 @@ def _weights(
     rows, stride, w, other, row, M: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows of X'^T w of one sequence and head, and with the parameters of the other side if given.
-
-    The rows of X' are read once for both.
-    """
+    """Rows of X'^T w of one sequence and head; with the other side's parameters if given."""
     x, index = rows
     total = tl.zeros([TILE, BLOCK_S], tl.float32)
     of_other = tl.zeros([TILE, BLOCK_S], tl.float32)
@@ -305,17 +279,15 @@ def _weights(
 @launched
 @triton.jit(do_not_specialize=["H"])
 def row_blocks(
-    index, w_e, w_r, total_e, total_r, dx, dx_strides, H,
-    M: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
-    BLOCK_M: tl.constexpr, ALL_M: tl.constexpr, TILE: tl.constexpr, BLOCK_S: tl.constexpr,
-    PRECISION: tl.constexpr,
+    index, w_e, w_r, total_e, total_r, dx, dx_strides, H, M: tl.constexpr, P: tl.constexpr,
+    S: tl.constexpr, BLOCK_M: tl.constexpr, ALL_M: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add w_e dW_e^T + w_r dW_r^T of a block of landmarks to the gradients of their tokens.
 
-    Where landmarks stand at one token, the first of them adds what all of them give. The blocks of
-    one sequence and head are neighbours, so that its dW come from memory once.
+    Where landmarks stand at one token, the first of them adds what all of them give.
     """
-    blocks: tl.constexpr = tl.cdiv(M, BLOCK_M)
+    blocks: tl.constexpr = tl.cdiv(M, BLOCK_M)  # neighbours share the dW of a sequence and head
     matrix, number = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK_M
     b, h = matrix // H, matrix % H
     row, given = tl.program_id(1) * TILE, matrix * (P * S)
@@ -329,7 +301,10 @@ def row_blocks(
     # A landmark is a column here. The sum begins with what its token has: no registers for both.
     columns = tl.load(places, mask=exists, other=0.0).to(tl.float32)
     tokens = tokens.to(tl.int32)
-    begin, end = _range_of(index, tokens, M, ALL_M)
+    all_m, least = tl.arange(0, ALL_M), tl.min(tl.where(tokens >= 0, tokens, 2147483647))
+    all_others = tl.load(index + all_m, mask=all_m < M, other=-1).to(tl.int32)
+    between = (all_others >= least) & (all_others <= tl.max(tokens))
+    begin, end = tl.min(tl.where(between, all_m, M)), tl.max(tl.where(between, all_m + 1, 0))
     first = tl.full([BLOCK_M], M, tl.int32)
     for m in range(begin, end, BLOCK_M):
         others = _landmarks(index, m, M, BLOCK_M).to(tl.int32)
@@ -345,23 +320,12 @@ def row_blocks(
     tl.store(places, columns.to(dx.dtype.element_ty), mask=exists & adds[None, :])
 
 
-@triton.jit
-def _range_of(index, tokens, M: tl.constexpr, ALL_M: tl.constexpr):
-    """First landmark between the least and the greatest of these tokens, and one after the last."""
-    least = tl.min(tl.where(tokens >= 0, tokens, 2147483647))
-    m = tl.arange(0, ALL_M)
-    others = tl.load(index + m, mask=m < M, other=-1).to(tl.int32)
-    here = (others >= least) & (others <= tl.max(tokens))
-    return tl.min(tl.where(here, m, M)), tl.max(tl.where(here, m + 1, 0))
-
-
 @launched
 @triton.jit(do_not_specialize=["B", "H", "group"])
 def parameter_blocks(
-    x, index, total_e, total_r, dw_e, dw_r, x_strides, B, H, group,
-    M: tl.constexpr, P: tl.constexpr, S: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_S: tl.constexpr,
-    SIDES: tl.constexpr, PRECISION: tl.constexpr,
+    x, index, total_e, total_r, dw_e, dw_r, x_strides, B, H, group, M: tl.constexpr,
+    P: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_S: tl.constexpr, SIDES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows of dw_e = X' dW_e, of dw_r, or of both, summed over a group of sequences."""
     h, m = (tl.program_id(0) % H).to(tl.int64), tl.program_id(0) // H * BLOCK_M

@@ -1,8 +1,7 @@
 """All of a Primal layer as one fused op, whose backward pass is one too.
 
 The projections lie side by side, and so do the gradients of what was projected: each of x, W and
-its bias gets its own at once; what the landmarks add to that of x is added at their rows alone. The
-products with the matrices of the projections are the library's.
+its bias gets its own at once. The products with the projections are the library's.
 
 Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S directions.
 """
@@ -256,10 +255,8 @@ def _mean_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Compute gradients of queries and keys before the means, side by side, and their column sum.
 
-    The pass that writes the gradients of the means divides them by the number of tokens, where it
-    can: rounded once, as they would be anyway, they go into the sums as they are. The range of
-    float16 is too short for that. It adds up its shares of them too, which are then the segments of
-    the walk that follows.
+    The pass that writes the gradients of the means divides them by the number of tokens, except in
+    float16, whose range is short. It adds up its shares too, which the walk then has as segments.
     """
     q, mask = rows_of.q, rows_of.token_mask
     counts, known = fused_mean.counts_if_masked(q, mask), None

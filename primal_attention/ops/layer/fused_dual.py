@@ -1,12 +1,8 @@
 """Dual weights in both directions as fused passes over rows in which q, k, H_e, H_r stand together.
 
-    W_{e|X} = Phi_k^T H_r / n        W_{r|X} = Phi_q^T H_e / n
-
-Backward there are two passes over the tokens: the first sums the gradients of A, from which those
-of the weights follow; the second writes the gradients of the rows, each by both of its uses at
-once. Neighbouring programs have the two sides of the same tokens, so that the second finds d_out in
-the cache. Of short sequences one program has all tokens of a sequence and head, in one pass either
-way: the tokens are read a second time from the cache.
+Backward, a first pass sums the gradients of A, from which those of the weights follow; a second
+writes the gradients of the rows, by both of their uses at once. Of short sequences one program has
+all tokens of a sequence and head, in one pass either way.
 
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, S directions, n tokens of a block.
 """
@@ -192,10 +188,9 @@ def _sum_sides(
     da_e, da_r = (None if a is None else torch.empty_like(a) for a in sides)
     with summed(q, shares, da_e, da_r, d_bias) as sums:
         sum_blocks[(2 * shares.programs,)](
-            q, heads.k, d_out, launch.mask_bytes(given.token_mask), *sums,
-            launch.strides(q), launch.strides(d_out), N, H, shares.splits, shares.tokens,
-            P, C, *given.maps, DOTS[q.dtype],
-            config.block, padded(P), padded(C), config.num_stages, **config.launch,
+            q, heads.k, d_out, launch.mask_bytes(given.token_mask), *sums, launch.strides(q),
+            launch.strides(d_out), N, H, shares.splits, shares.tokens, P, C, *given.maps,
+            DOTS[q.dtype], config.block, padded(P), padded(C), config.num_stages, **config.launch,
         )  # fmt: skip
     return da_e, da_r
 
@@ -219,12 +214,11 @@ def _write_whole(
     bias_parts = None if d_bias is None else kept.e.new_empty(B * H, C)
     whole_gradient_blocks[(B * H,)](
         *heads, d_out, *launch.contiguous(kept.a_e, kept.a_r, d.gram_q, d.gram_k),
-        *launch.contiguous(kept.e, kept.r, d.e, d.r), c_e, c_r,
-        launch.mask_bytes(given.token_mask), kept.inverse_n, *d_heads, *parts, bias_parts,
+        *launch.contiguous(kept.e, kept.r, d.e, d.r), c_e, c_r, launch.mask_bytes(given.token_mask),
+        kept.inverse_n, *d_heads, *parts, bias_parts,
         *map(launch.strides, (heads.q, heads.h_e, d_out, d_heads.q, d_heads.h_e)),
-        *map(collapse.map_strides, (c_e, c_r)), N, H,
-        P, S, C, *given.maps, DOTS[dtype], PRODUCTS[dtype],
-        config.block, padded(P), padded(S), padded(C), stages, **config.launch,
+        *map(collapse.map_strides, (c_e, c_r)), N, H, P, S, C, *given.maps, DOTS[dtype],
+        PRODUCTS[dtype], config.block, padded(P), padded(S), padded(C), stages, **config.launch,
     )  # fmt: skip
     dc_e, dc_r = torch.empty_like(c_e), torch.empty_like(c_r)
     add_up(*zip((*parts, bias_parts), (dc_e.mT, dc_r.mT, d_bias), strict=True))
@@ -321,12 +315,11 @@ def _summed_side(
 @launched
 @triton.jit(do_not_specialize=tt.LENGTHS)
 def row_gradient_blocks(
-    q, k, h_e, h_r, d_out, a_e, a_r, d_gram_q, d_gram_k, d_e, d_r, mask, inverse_n,
-    dq, dk, dh_e, dh_r,
-    z_strides, h_strides, d_out_strides, dz_strides, dh_strides, N, H, splits, tokens,
-    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    q, k, h_e, h_r, d_out, a_e, a_r, d_gram_q, d_gram_k, d_e, d_r, mask, inverse_n, dq, dk, dh_e,
+    dh_r, z_strides, h_strides, d_out_strides, dz_strides, dh_strides, N, H, splits, tokens,
+    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
+    DOT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries and of H_e, or of the keys and of H_r."""
     b, h, first, last = tt.share_of_tokens(tl.program_id(0) // 2, N, H, splits, tokens)
@@ -352,10 +345,7 @@ def _write_side(
     FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Dz of dphi = d_out A^T + phi (dG + dG^T) + h M^T, and dh = phi M, with M = D / n.
-
-    Of the tokens from first to last of one sequence and head.
-    """
+    """Dz of dphi = d_out A^T + phi (dG + dG^T) + h M^T, and dh = phi M, with M = D / n."""
     z, values, d_out, a, d_gram, dz, d_values = side
     z_strides, value_strides, d_out_strides, dz_strides, d_value_strides = strides
     mask, inverse_n, N, H, b, h, first, last = span
@@ -400,10 +390,8 @@ def whole_blocks(
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """W_e, W_r, A_e, A_r, outputs and Gram matrices of one sequence and head.
-
-    The last come first: the projection was just before, so that the cache has their tokens still.
-    """
+    """W_e, W_r, A_e, A_r, outputs and Gram matrices of one sequence and head."""
+    # The last come first: the projection was just before, the cache has their tokens still.
     head = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     b, h = head // H, head % H
     q, k = tt.sequence_of(q, z_strides, b, h), tt.sequence_of(k, z_strides, b, h)
@@ -426,9 +414,8 @@ def whole_blocks(
 
 @triton.jit
 def _collapsed(
-    z, values, side, z_stride, value_stride, span,
-    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    z, values, side, z_stride, value_stride, span, P: tl.constexpr, S: tl.constexpr,
+    C: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A = W C with W = Phi^T H / n, fitted, and its scale; both W and A are written."""
@@ -449,13 +436,12 @@ def _collapsed(
 @launched
 @triton.jit(do_not_specialize=["N", "H"])
 def whole_gradient_blocks(
-    q, k, h_e, h_r, d_out, a_e, a_r, d_gram_q, d_gram_k, w_e, w_r, d_e, d_r, c_e, c_r,
-    mask, inverse_n, dq, dk, dh_e, dh_r, dc_e, dc_r, d_bias,
-    z_strides, h_strides, d_out_strides, dz_strides, dh_strides, c_e_strides, c_r_strides, N, H,
-    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
+    q, k, h_e, h_r, d_out, a_e, a_r, d_gram_q, d_gram_k, w_e, w_r, d_e, d_r, c_e, c_r, mask,
+    inverse_n, dq, dk, dh_e, dh_r, dc_e, dc_r, d_bias, z_strides, h_strides, d_out_strides,
+    dz_strides, dh_strides, c_e_strides, c_r_strides, N, H, P: tl.constexpr, S: tl.constexpr,
+    C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the rows of one sequence and head, and its parts of those of C and the bias."""
     head = tl.program_id(0).to(tl.int64)
@@ -471,8 +457,7 @@ def whole_gradient_blocks(
     da = da.to(a_e.dtype.element_ty)
     moment_e = _weight_gradient(da, side, head, P, S, C, BLOCK_P, BLOCK_S, BLOCK_C, PRECISION)
     da, _ = _summed_side(
-        k, d_out, strides, span, True, False,
-        P, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
+        k, d_out, strides, span, True, False, P, C, MAP_K, DOT, BLOCK_N, BLOCK_P, BLOCK_C, STAGES,
     )  # fmt: skip
     side = w_r, d_r, c_r, dc_r, c_r_strides
     da = da.to(a_r.dtype.element_ty)

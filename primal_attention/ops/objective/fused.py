@@ -1,8 +1,6 @@
 r"""The KSVD objective J from Gram matrices, as a fused op.
 
-A program takes one sequence, one head and one side: queries with W_e or keys with W_r. Matrices are
-read in square blocks, so that heads of any width fit.
-
+A program takes one sequence, head and side: queries with W_e or keys with W_r, in square blocks.
 Letters: B batch, H heads, P feature dim, S directions.
 """
 
@@ -79,10 +77,9 @@ class MeanJOp(FusedOp):
         blocks = -(-P // block)
         gradient_blocks[(4 * (B + 1) * H, blocks)](
             *launch.contiguous(given.gram_q, given.gram_k), w_e, w_r,
-            *launch.contiguous(given.lambda_diag, given.num_queries, given.num_keys),
-            slopes, energies, d_mean,
-            d_grams, d_weights, d_lambda, None if given.trace is None else d_trace,
-            _strides(w_e), _strides(w_r), B, H, P, S,
+            *launch.contiguous(given.lambda_diag, given.num_queries, given.num_keys), slopes,
+            energies, d_mean, d_grams, d_weights, d_lambda,
+            None if given.trace is None else d_trace, _strides(w_e), _strides(w_r), B, H, P, S,
             given.averaged, given.lambda_squared, given.trace is None, block, tile,
             _precision(given), num_warps=launch.warps_of(4 * B * H * blocks),
         )  # fmt: skip
@@ -120,8 +117,7 @@ def _strides(w: Tensor) -> tuple[int, int]:
     return (w.stride(0) if w.ndim == 4 else 0), w.stride(-3)
 
 
-# Arguments whose values make no difference to the code.
-SIZES = ["B", "H"]
+SIZES = ["B", "H"]  # arguments whose values make no difference to the code
 
 
 @launched
@@ -192,17 +188,18 @@ def mean_block(
     parts, trace, num_queries, num_keys, mean, slopes, B, H, number,
     SQUARED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The mean over the sequences from the parts [B, number] of J, and its slopes, in one program.
-
-    Sequences without a token on either side are left out.
-    """
+    """The mean from the parts [B, number] of J, and its slopes, over sequences with tokens."""
     count = tl.zeros([BLOCK], tl.float32)
     for start in range(0, B, BLOCK):
         count += tl.where(_is_real(num_queries, num_keys, start, B, BLOCK), 1.0, 0.0)
     share = 1.0 / tl.maximum(tl.sum(count, 0), 1.0)
     total = tl.zeros([BLOCK], tl.float32)
-    shift = _mean_of(trace, H, PARTS)
     c = tl.arange(0, PARTS)
+    shifts = tl.zeros([PARTS], tl.float32)
+    if trace is not None:
+        for head in range(0, H, PARTS):
+            shifts += tl.load(trace + head + c, mask=head + c < H, other=0.0)
+    shift = tl.sum(shifts, 0) / H
     for start in range(0, B, BLOCK):
         b = start + tl.arange(0, BLOCK)
         j = tl.zeros([BLOCK], tl.float32) - shift
@@ -225,31 +222,18 @@ def _is_real(num_queries, num_keys, start, B, BLOCK: tl.constexpr):
     return (queries > 0) & (tl.load(num_keys + b, mask=b < B, other=0) > 0)
 
 
-@triton.jit
-def _mean_of(trace, H, BLOCK: tl.constexpr):
-    """The mean of trace [H]; zero where there is none."""
-    total = tl.zeros([BLOCK], tl.float32)
-    if trace is not None:
-        for head in range(0, H, BLOCK):
-            h = head + tl.arange(0, BLOCK)
-            total += tl.load(trace + h, mask=h < H, other=0.0)
-    return tl.sum(total, 0) / H
-
-
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def gradient_blocks(
-    gram_q, gram_k, w_e, w_r, lambda_diag, num_queries, num_keys, slopes, energies, d_mean,
-    d_grams, d_weights, d_lambda, d_trace,
-    e_strides, r_strides, B, H, P: tl.constexpr, S: tl.constexpr,
+    gram_q, gram_k, w_e, w_r, lambda_diag, num_queries, num_keys, slopes, energies, d_mean, d_grams,
+    d_weights, d_lambda, d_trace, e_strides, r_strides, B, H, P: tl.constexpr, S: tl.constexpr,
     AVERAGED: tl.constexpr, LAMBDA_SQUARED: tl.constexpr, OWN_TRACE: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A block of rows of dW = (G + G^T) W diag(c), or of dG = W diag(c) W^T.
 
-    The first program of each head takes the sums over all sequences. Neighbours read the same
-    weights, which the second to read finds in the cache. The last sequences come first: where the
-    forward pass was just before, the cache has them still.
+    The first program of each head takes the sums over all sequences. The last sequences come first:
+    after a forward pass the cache has them still.
     """
     program, side, kind = tl.program_id(0) // 4 - H, tl.program_id(0) // 2 % 2, tl.program_id(0) % 2
     row = tl.program_id(1) * BLOCK
@@ -275,10 +259,15 @@ def gradient_blocks(
             d_j, factor, h, row, P, S, LAMBDA_SQUARED, OWN_TRACE, BLOCK, TILE, PRECISION,
         )  # fmt: skip
     else:
-        _gram_rows(
-            w, lambda_diag, d_grams + matrix * (P * P), factor, h, row,
-            P, S, LAMBDA_SQUARED, BLOCK, TILE, PRECISION,
-        )  # fmt: skip
+        for inner in range(0, P, BLOCK):
+            total = tl.zeros([BLOCK, BLOCK], tl.float32)
+            for column in range(0, S, TILE):
+                s = column + tl.arange(0, TILE)
+                c = factor * _diagonal(lambda_diag, h, s, S, LAMBDA_SQUARED)
+                rows = tt.load_matrix(w, row, column, P, S, BLOCK, TILE) * c[None, :]
+                part = tt.load_matrix(w, inner, column, P, S, BLOCK, TILE)
+                total = tt.product(rows, tl.trans(part), total, PRECISION)
+            tt.store_block(d_grams + matrix * (P * P), total, row, inner, P, P)
 
 
 @triton.jit
@@ -301,23 +290,6 @@ def _weight_rows(
         if OWN_TRACE:
             total -= d_j * tt.load_matrix(other, row, column, P, S, BLOCK, TILE)
         tt.store_block(d_w, total, row, column, P, S)
-
-
-@triton.jit
-def _gram_rows(
-    w, lambda_diag, d_gram, factor, h, row,
-    P: tl.constexpr, S: tl.constexpr, LAMBDA_SQUARED: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    for inner in range(0, P, BLOCK):
-        total = tl.zeros([BLOCK, BLOCK], tl.float32)
-        for column in range(0, S, TILE):
-            s = column + tl.arange(0, TILE)
-            c = factor * _diagonal(lambda_diag, h, s, S, LAMBDA_SQUARED)
-            rows = tt.load_matrix(w, row, column, P, S, BLOCK, TILE) * c[None, :]
-            part = tt.load_matrix(w, inner, column, P, S, BLOCK, TILE)
-            total = tt.product(rows, tl.trans(part), total, PRECISION)
-        tt.store_block(d_gram, total, row, inner, P, P)
 
 
 @triton.jit

@@ -2,7 +2,6 @@
 
 from primal_attention.ops.primal.eager import (
     Attended,
-    CollapsedResult,
     Sides,
     both_sides,
     collapsed_attention,
@@ -17,7 +16,6 @@ from primal_attention.ops.primal.eager import (
 
 __all__ = [
     "Attended",
-    "CollapsedResult",
     "Sides",
     "both_sides",
     "collapsed_attention",

@@ -132,21 +132,13 @@ class MomentInputs(NamedTuple):
 
 def moment(z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
     r"""$\sum_i \phi(z_i) h_i^\top$ over the real tokens, [sides, ..., P, S]; sums of eq. (14)."""
-    found = _fused_moment(z, values, maps, mask)
-    if found is not None:
-        return found
-    _, (total,) = walk(partial(_moment, maps), (None,), (z, values, mask))
-    return total
-
-
-def _fused_moment(z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None) -> Tensor | None:
-    totals = []
-    sides = (z[None], values[None]) if z.ndim == 4 else (z, values)
+    sides, totals = (z[None], values[None]) if z.ndim == 4 else (z, values), []
     for side, h, name in zip(*sides, maps, strict=True):
         given = MomentInputs(tokens_first(side), tokens_first(h), rows_of(mask), name)
         found = fused("moment", given)
         if found is None:
-            return None
+            _, (total,) = walk(partial(_moment, maps), (None,), (z, values, mask))
+            return total
         totals.append(found[0].transpose(0, 1))
     return totals[0] if z.ndim == 4 else torch.stack(totals)
 
@@ -174,21 +166,15 @@ def _moment(
     maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
 ) -> tuple[Tensors, list[Tensor]]:
     z, values, mask = rows
-    return [], [grown(state[0], features(z, maps, mask).mT @ zeroed(accumulate(values), mask))]
+    phi = features(z, maps, mask)
+    h = phi if values is None else zeroed(accumulate(values), mask)
+    return [], [grown(state[0], phi.mT @ h)]
 
 
 def gram(z: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
     r"""$\Phi^\top \Phi$ over the real tokens, [sides, ..., P, P]."""
-    _, (total,) = walk(partial(_gram, maps), (None,), (z, mask))
+    _, (total,) = walk(partial(_moment, maps), (None,), (z, None, mask))
     return total
-
-
-def _gram(
-    maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
-) -> tuple[Tensors, list[Tensor]]:
-    z, mask = rows
-    phi = features(z, maps, mask)
-    return [], [grown(state[0], phi.mT @ phi)]
 
 
 def grown(total: Tensor | None, part: Tensor) -> Tensor:

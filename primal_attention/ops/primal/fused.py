@@ -1,8 +1,5 @@
 """Phi A + b and Gram matrices as fused passes: queries and keys are read once.
 
-The sums that grow along the tokens are written for each program apart and added up afterwards, in
-the same order every time.
-
 Letters: B batch, N tokens, H heads, C head dim, P feature dim, n tokens of a block.
 """
 
@@ -16,12 +13,8 @@ from torch import Tensor
 
 from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.op import Backward, FusedOp
+from primal_attention.ops.primal import fused_moment
 from primal_attention.ops.primal.eager import Attended, MomentInputs, collapsed_eager
-from primal_attention.ops.primal.fused_moment import (
-    MomentGradients,
-    add_moments,
-    pull_back_moment,
-)
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
 from primal_attention.ops.triton.launch import DOTS, Config, Shares, padded
@@ -29,16 +22,9 @@ from primal_attention.ops.triton.launcher import Descriptor, launched
 from primal_attention.ops.triton.sums import summed
 
 # By the larger padded dim of a head.
-_HALF = {
-    16: Config(block=128, tile=16, num_warps=4, num_stages=3),
-    32: Config(block=64, tile=32, num_warps=4, num_stages=3),
-    64: Config(block=64, tile=64, num_warps=4, num_stages=3),
-    128: Config(block=64, tile=64, num_warps=8, num_stages=2),
-    256: Config(block=32, tile=32, num_warps=8, num_stages=2),
-}
 FORWARD = {
-    torch.bfloat16: _HALF,
-    torch.float16: _HALF,
+    torch.bfloat16: fused_moment.HALF,
+    torch.float16: fused_moment.HALF,
     torch.float32: {
         16: Config(block=64, tile=16, num_warps=4, num_stages=2),
         32: Config(block=32, tile=32, num_warps=4, num_stages=2),
@@ -49,19 +35,13 @@ FORWARD = {
 }
 # Where all gradients fit one pass; wider heads take a pass for each. A share is two programs, one
 # for each side: at 64 columns a multiprocessor has room for three.
-_HALF_BACKWARD = {
-    16: Config(block=128, tile=16, num_warps=4, num_stages=3),
-    32: Config(block=64, tile=32, num_warps=4, num_stages=3),
-    64: Config(block=64, tile=64, num_warps=4, num_stages=3, programs=198),
+_HALF = {
+    16: fused_moment.HALF[16],
+    32: fused_moment.HALF[32],
+    64: fused_moment.HALF[64]._replace(programs=198),
 }
-BACKWARD = {
-    torch.bfloat16: _HALF_BACKWARD,
-    torch.float16: _HALF_BACKWARD,
-    torch.float32: {
-        16: Config(block=32, tile=16, num_warps=4, num_stages=2),
-        32: Config(block=32, tile=32, num_warps=4, num_stages=2),
-    },
-}
+_FULL = {width: Config(block=32, num_warps=4, num_stages=2) for width in (16, 32)}
+BACKWARD = {torch.bfloat16: _HALF, torch.float16: _HALF, torch.float32: _FULL}
 # By the width, with which a multiprocessor has room for as many that take several sequences.
 RUN_REGISTERS = {64: {"maxnreg": 168}}
 
@@ -181,11 +161,9 @@ def write_gradients(
     by_counts: ByCounts | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Write the gradients of q, k, a_e, a_r and bias, where they are not None.
-
-    In one pass alone: those of q and k may be divided by counts [B, N] of tokens; their
-    sums over each of the `gradient_shares` are written to sums [B, splits, 2 H, P].
-    """
+    """Write the gradients of q, k, a_e, a_r and bias, where they are not None."""
+    # In one pass alone: those of q and k may be divided by counts [B, N] of tokens; their sums over
+    # each of the `gradient_shares` are written to sums [B, splits, 2 H, P].
     if d.out is None:
         for grad in into[2:]:
             if grad is not None:
@@ -227,14 +205,13 @@ def _write_at_once(
     ):
         backward_blocks[(2 * shares.programs,)](
             _blocks(z_q, config, real), _blocks(z_k, config, real), a_e, a_r,
-            launch.mask_bytes(given.token_mask), counts, _blocks(d_rows, config, real),
-            d_gram_q, d_gram_k, dq_rows, dk_rows, *small, sums,
+            launch.mask_bytes(given.token_mask), counts, _blocks(d_rows, config, real), d_gram_q,
+            d_gram_k, dq_rows, dk_rows, *small, sums,
             *map(launch.strides, (z_q, z_k, d_rows, dq_rows, dk_rows)),
-            launch.count_strides(counts), *map(launch.batch_stride, (a_e, a_r)),
-            N, H, shares.splits, shares.tokens,
-            B, shares.sequences if shares.sequences > 1 else None,
-            P, C, given.map_q, given.map_k, DOTS[given.q.dtype],
-            config.block, padded(P), padded(C), by_counts is not None, shares.whole, **options,
+            launch.count_strides(counts), *map(launch.batch_stride, (a_e, a_r)), N, H,
+            shares.splits, shares.tokens, B, shares.sequences if shares.sequences > 1 else None, P,
+            C, given.map_q, given.map_k, DOTS[given.q.dtype], config.block, padded(P), padded(C),
+            by_counts is not None, shares.whole, **options,
         )  # fmt: skip
 
 
@@ -248,9 +225,9 @@ def _write_by_side(given: Attended, d: OutputGradients, into: InputGradients) ->
         rows = MomentInputs(z, None if a is None else d.out, mask, name)
         if dz is not None:
             matrix = None if rows.values is None else a
-            pull_back_moment(rows, matrix, d_gram, MomentGradients(dz))
+            fused_moment.pull_back_moment(rows, matrix, d_gram, fused_moment.MomentGradients(dz))
             if rows.values is not None and da is not None:
-                add_moments(rows, da)
+                fused_moment.add_moments(rows, da)
     if into.bias is not None and d.out is not None:
         real = d.out if mask is None else d.out.where(mask[:, :, None, None], 0.0)
         into.bias.copy_(real.sum((0, 1, 2), dtype=torch.float32))
@@ -259,11 +236,10 @@ def _write_by_side(given: Attended, d: OutputGradients, into: InputGradients) ->
 @launched
 @triton.jit(do_not_specialize=tt.LENGTHS)
 def forward_blocks(
-    q, k, a_e, a_r, bias, mask, out, gram_q, gram_k,
-    q_strides, k_strides, out_strides, a_e_stride, a_r_stride,
-    N, H, splits, tokens,
-    P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
+    q, k, a_e, a_r, bias, mask, out, gram_q, gram_k, q_strides, k_strides, out_strides, a_e_stride,
+    a_r_stride, N, H, splits, tokens, P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr,
+    MAP_K: tl.constexpr, DOT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
+    TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Out = phi_q A_e + phi_k A_r + bias and the sums of phi phi^T, one tile of their columns."""
     b, h, first, last = tt.spread_tokens(tl.program_id(0), N, H, splits, tokens, BLOCK_N)
@@ -283,10 +259,9 @@ def forward_blocks(
 
 @triton.jit
 def attend_tokens(
-    q, k, bias, mask, out, gram_q, gram_k, proj_e, scale_e, proj_r, scale_r,
-    program, b, q_stride, k_stride, out_stride, N, first, last, column,
-    HAS_E: tl.constexpr, HAS_R: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
+    q, k, bias, mask, out, gram_q, gram_k, proj_e, scale_e, proj_r, scale_r, program, b, q_stride,
+    k_stride, out_stride, N, first, last, column, HAS_E: tl.constexpr, HAS_R: tl.constexpr,
+    P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Out of the tokens from first to last, and the program's Gram matrices."""
@@ -324,14 +299,11 @@ def attend_tokens(
 
 @triton.jit
 def _side_forward(
-    z, start, stride, real, column, proj, scale, total,
-    HAS_A: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
-    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
+    z, start, stride, real, column, proj, scale, total, HAS_A: tl.constexpr, P: tl.constexpr,
+    BLOCK_P: tl.constexpr, TILE: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """The output with the part of one block of queries or keys; Z and f^2 Z of phi = f z.
-
-    The product comes first: norms are found while it runs.
-    """
+    """The output with the part of one block of queries or keys; Z and f^2 Z of phi = f z."""
+    # The product comes first: norms are found while it runs.
     rows = tt.load_rows(z, start, stride, real, 0, P, BLOCK_P)
     inverse = tt.inverse_norms(rows, FEATURE_MAP, DOT)
     base, factor = tt.features(rows, inverse, real, FEATURE_MAP, DOT)
@@ -361,19 +333,15 @@ def _projection(
 @triton.jit(do_not_specialize=tt.LENGTHS)
 def backward_blocks(
     q, k, a_e, a_r, mask, counts, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias, sums,
-    q_strides, k_strides, d_out_strides, dq_strides, dk_strides, count_strides,
-    a_e_stride, a_r_stride,
-    N, H, splits, tokens, B, sequences,
-    P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, DIVIDED: tl.constexpr,
-    WHOLE: tl.constexpr,
+    q_strides, k_strides, d_out_strides, dq_strides, dk_strides, count_strides, a_e_stride,
+    a_r_stride, N, H, splits, tokens, B, sequences, P: tl.constexpr, C: tl.constexpr,
+    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, DIVIDED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Dz of dphi = d_out A^T + phi (dG + dG^T), and the sums of phi d_out^T and of d_out.
 
-    Of queries or keys: neighbouring programs have the two sides of the same tokens, so that the
-    second finds d_out in the cache. If DIVIDED, dz is divided by the number of real tokens up to
-    each. The sum of dz over the share goes to a row of sums, where there are any. Where A is shared
-    by the sequences, a program may take several whole ones, and sums over all.
+    Neighbouring programs have queries and keys of the same tokens: the second finds d_out in
+    the cache. If DIVIDED, dz is divided by the number of real tokens up to each.
     """
     program, tensors = tl.program_id(0) // 2, (mask, counts, d_out, sums)
     division = N, H, splits, tokens, B, sequences
@@ -417,7 +385,7 @@ def _side_backward(  # noqa: C901 - most conditions are constants
     for each in tl.range(number, disable_licm=True):
         at = b + each
         rows_of, dz_of = tt.sequence_of(z, z_strides, at, h), tt.sequence_of(dz, dz_strides, at, h)
-        d_out_of = tt.sequence_of(d_out, d_out_strides, at, h)
+        d_out_of = tt.sequence_of(d_out, d_out_strides, at, h) if d_out is not None else None
         both, scale_both = _both_ways(d_gram, (at * H + h) * (P * P), P, BLOCK_P, DOT)
         for start in range(first, last, BLOCK_N):
             real = tt.real_tokens(mask, at, N, start, end, BLOCK_N)

@@ -1,10 +1,7 @@
 """A = W C of both sides as fused passes: one launch forward, two backward.
 
-    A_e = W_{e|X} C_e        dW = dA C^T        dC = sum over sequences and heads of W^T dA
-
-A program takes a tile of the rows of W.
-
-Letters: B batch, H heads, C head dim, P feature dim, S directions.
+A program takes a tile of the rows of W. Letters: B batch, H heads, C head dim, P features,
+S directions.
 """
 
 from typing import NamedTuple
@@ -86,9 +83,8 @@ def collapse(
         e.new_empty(0 if c is None else (*lead, P, sizes.C), dtype=of_a) for c in (c_e, c_r)
     )
     collapse_blocks[(matrices, sizes.tiles, 2)](
-        *launch.contiguous(e, r), c_e, c_r, *(copies or (None, None)), a_e, a_r,
-        map_strides(c_e), map_strides(c_r), *sizes, precision,
-        num_warps=launch.warps_of(2 * sizes.tiles * matrices),
+        *launch.contiguous(e, r), c_e, c_r, *(copies or (None, None)), a_e, a_r, map_strides(c_e),
+        map_strides(c_r), *sizes, precision, num_warps=launch.warps_of(2 * sizes.tiles * matrices),
     )  # fmt: skip
     return a_e, a_r
 
@@ -110,10 +106,7 @@ def named_gradients(weights: list[Tensor], maps: list[Tensor | None]) -> dict[st
 def pull_back_sides(
     weights: Weights, grads: WeightGradients, scale: float, precision: str
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Compute gradients of both weights by all of their uses, and parts of those of C_e and C_r.
-
-    The parts are [parts, C, S].
-    """
+    """Compute gradients of both weights, and parts [parts, C, S] of those of C_e and C_r."""
     e, r, c_e, c_r = weights
     P, S = e.shape[-2:]
     sizes, matrices = map_sizes(P, S, c_e, c_r, _TILE), e.numel() // (P * S)
@@ -177,10 +170,9 @@ def store_side(
 @launched
 @triton.jit
 def total_blocks(
-    c_e, c_r, w_e, w_r, d_e, d_r, da_e, da_r, total_e, total_r, dc_e, dc_r,
-    c_e_strides, c_r_strides, scale,
-    P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+    c_e, c_r, w_e, w_r, d_e, d_r, da_e, da_r, total_e, total_r, dc_e, dc_r, c_e_strides,
+    c_r_strides, scale, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of W_e or W_r by both of its uses, times the scale, and a part of that of C."""
     side_e = c_e, w_e, d_e, da_e, total_e, dc_e, c_e_strides

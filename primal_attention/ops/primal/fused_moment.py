@@ -1,6 +1,4 @@
-"""The moment Phi^T V as fused passes, forward and backward.
-
-Neither needs all matrices of a head at once, so they serve heads of any width.
+"""The moment Phi^T V as fused passes, for heads of any width.
 
 Letters: B batch, N tokens, H heads, P feature dim, S values, n tokens of a block.
 """
@@ -23,7 +21,7 @@ from primal_attention.ops.triton.launcher import launched
 from primal_attention.ops.triton.sums import summed
 
 # By the padded head dim. Tiles are columns of the moment.
-_HALF = {
+HALF = {
     16: Config(block=128, tile=64, num_warps=4, num_stages=3),
     32: Config(block=64, tile=64, num_warps=4, num_stages=3),
     64: Config(block=64, tile=64, num_warps=4, num_stages=3),
@@ -31,8 +29,8 @@ _HALF = {
     256: Config(block=32, tile=32, num_warps=8, num_stages=2),
 }
 CONFIGS = {
-    torch.bfloat16: _HALF,
-    torch.float16: _HALF,
+    torch.bfloat16: HALF,
+    torch.float16: HALF,
     torch.float32: {
         16: Config(block=64, tile=32, num_warps=4, num_stages=2),
         32: Config(block=64, tile=32, num_warps=4, num_stages=2),
@@ -90,10 +88,7 @@ def add_moments(
     *,
     inverse_n: Tensor | None = None,  # [B], float32
 ) -> None:
-    """Write the sum of phi h^T over the tokens, and over the sequences for a total without batch.
-
-    The sum of each sequence is multiplied by its ``inverse_n``, where that is given.
-    """
+    """Write the sum of phi h^T, times inverse_n; over the sequences for a total without batch."""
     assert given.values is not None
     config = CONFIGS[given.z.dtype][padded(given.z.shape[-1])]
     z, values = launch.readable(given.z), launch.readable(given.values)
@@ -124,10 +119,7 @@ def pull_back_moment(
     *,
     inverse_n: Tensor | None = None,  # [B], float32
 ) -> None:
-    """Write gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M.
-
-    The matrix of each sequence is multiplied by its ``inverse_n``, where that is given.
-    """
+    """Write gradients dz of dphi = h M^T + phi (dG + dG^T), and dh = phi M; M times inverse_n."""
     config = CONFIGS[given.z.dtype][padded(given.z.shape[-1])]
     z = launch.readable(given.z)
     values = None if given.values is None else launch.readable(given.values)
@@ -139,11 +131,10 @@ def pull_back_moment(
         if into.add and dz is not None and dz is not into.z:
             dz.copy_(into.z)
         pull_back_blocks[(shares.programs,)](
-            z, values, matrix, d_gram, launch.mask_bytes(given.token_mask), inverse_n,
-            dz, d_values, *map(launch.strides, (z, values, dz, d_values)),
-            launch.batch_stride(matrix), N, H, shares.splits, shares.tokens, P, S,
-            given.feature_map, DOTS[z.dtype], into.add, config.block, padded(P), tile,
-            **config.launch,
+            z, values, matrix, d_gram, launch.mask_bytes(given.token_mask), inverse_n, dz, d_values,
+            *map(launch.strides, (z, values, dz, d_values)), launch.batch_stride(matrix), N, H,
+            shares.splits, shares.tokens, P, S, given.feature_map, DOTS[z.dtype], into.add,
+            config.block, padded(P), tile, **config.launch,
         )  # fmt: skip
 
 
@@ -234,13 +225,14 @@ def pull_back_blocks(
 
 @triton.jit
 def _gram_gradient(
-    z, start, stride, real, base, inverse, d_phi, d_gram,
-    P: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_P: tl.constexpr, TILE: tl.constexpr,
+    z, start, stride, real, base, inverse, d_phi, d_gram, P: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, DOT: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Base (dG + dG^T), added to dphi."""
     for row in range(0, P, TILE):
-        part, scale = tt.fitted(_both_ways(d_gram, row, P, BLOCK_P, TILE), DOT)
+        down = tt.load_matrix(d_gram, 0, row, P, P, BLOCK_P, TILE)
+        both = tt.load_matrix(d_gram, row, 0, P, P, TILE, BLOCK_P) + tl.trans(down)
+        part, scale = tt.fitted(both, DOT)
         if TILE == BLOCK_P:
             d_phi = tt.scaled_product(base, part, scale, d_phi)
         else:
@@ -248,10 +240,3 @@ def _gram_gradient(
             tile, _ = tt.features(columns, inverse, real, FEATURE_MAP, DOT)
             d_phi = tt.scaled_product(tile, part, scale, d_phi)
     return d_phi
-
-
-@triton.jit
-def _both_ways(d_gram, row, P: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr):
-    """Rows of dG + dG^T."""
-    down = tt.load_matrix(d_gram, 0, row, P, P, BLOCK_P, TILE)
-    return tt.load_matrix(d_gram, row, 0, P, P, TILE, BLOCK_P) + tl.trans(down)

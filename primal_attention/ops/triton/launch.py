@@ -1,14 +1,11 @@
-"""How fused ops are launched: the division of the tokens, and tensors they can read and write.
+"""Launch sizes of fused ops: the division of the tokens, and tensors they can read and write.
 
-Two divisions of a sequence. *Shares* are for sums in any order: a program takes one share of the
-tokens of one sequence and head, or several whole sequences. *Segments* are for walks with a carry:
-one program walks over the blocks of one segment, and where sequences and heads are enough programs
-by themselves, a sequence is one segment.
+*Shares* are for sums in any order: a program takes one share of the tokens of one sequence and
+head, or several whole sequences. *Segments* are for walks with a carry: one program walks over the
+blocks of one segment; where sequences and heads are programs enough, a sequence is one segment.
 
 What a program sums along the tokens is written apart and added up afterwards, so that the same
-inputs give the same bits.
-
-Letters: B batch, N tokens, H heads, C columns of a token.
+inputs give the same bits. Letters: B batch, N tokens, H heads, C columns of a token.
 """
 
 from collections.abc import Iterator
@@ -105,11 +102,7 @@ def in_runs(z: Tensor, shares: Shares, config: Config) -> Shares:
 
 @cache
 def _splits(sequences: int, blocks: int, programs: int, least: int) -> int:
-    """Choose how many shares of each sequence take the least time.
-
-    So many programs run at once; those that are left over begin when these are through. Each goes
-    through its blocks, and its sums take it as long as a few more.
-    """
+    """Choose how many shares of a sequence take the least time; sums cost some blocks each."""
     return min(
         range(1, max(1, blocks // least) + 1),
         key=lambda splits: -(-sequences * splits // programs) * (blocks / splits + _SUMS),

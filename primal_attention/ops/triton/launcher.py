@@ -1,8 +1,7 @@
 """Launch a Triton function again as it was compiled for the same kinds of arguments.
 
-Triton looks at each argument of each launch to find what it has compiled: tens of microseconds, as
-long as many a fused op runs. The kinds of the arguments are compared sooner. A recorded launch
-needs not even that: it is prepared, and given addresses.
+Triton takes tens of microseconds to find what it has compiled; the kinds of the arguments are
+compared sooner. A recorded launch needs not even that: it is prepared, and given addresses.
 """
 
 import inspect
@@ -39,13 +38,11 @@ def ask_the_gpu() -> None:
 
 
 class Launcher:
-    """Launches a Triton function, ``function[grid](*arguments, **options)``, as once compiled.
-
-    In Triton's interpreter nothing is compiled; on AMD GPUs the sizes of tensors matter too.
-    """
+    """Launches a Triton function, ``function[grid](*arguments, **options)``, as once compiled."""
 
     def __init__(self, function: Any, *, compiles: bool | None = None):
         self.function = function
+        # In the interpreter nothing is compiled; on AMD GPUs the sizes of tensors matter too.
         known = isinstance(function, JITFunction) and torch.version.hip is None
         self.compiles = known if compiles is None else compiles
         self.names = tuple(inspect.signature(function.fn).parameters)

@@ -1,6 +1,4 @@
-"""Sums of the rows of a matrix, and of the parts that programs wrote apart.
-
-They are added up in the same order every time; no addition is atomic.
+"""Sums of the rows of a matrix, and of parts that programs wrote apart, always in the same order.
 
 Letters: B batch, N tokens, H heads, R rows, C and E columns.
 """
@@ -53,10 +51,7 @@ def add_up_blocks(
     number_0, number_1, number_2, number_3, layout_0, layout_1, layout_2, layout_3,
     READ: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A block of one of the totals, from so many entries of its parts at once.
-
-    It may be launched while those that write the parts are still at work, and waits for them.
-    """
+    """A block of one of the totals; it may be launched early, and waits for its parts."""
     if OVERLAPS:
         gdc_wait()
     pair = tl.program_id(1)
@@ -92,7 +87,7 @@ def _add_up(parts, total, number, layout, READ: tl.constexpr):
 
 
 def column_sum(rows: Tensor) -> Tensor:
-    """The sum over the rows of a matrix [R, E], in its dtype, added up in float32."""
+    """Sum the rows of a matrix [R, E] in float32; the result has its dtype."""
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     R, E = rows.shape
     total = rows.new_empty(E)
@@ -132,10 +127,9 @@ _MISSING = Layout(0, 0, 0, 0, 0, 1, 0, 0)
 
 @contextmanager
 def summed(z: Tensor, shares: Shares, *totals: Tensor | None) -> Iterator[list[Tensor | None]]:
-    """Memory for the sums of the programs over z [B, N, H, C], added up on leaving.
+    """Allocate the sums of the programs over z [B, N, H, C]; add them up on leaving.
 
-    A total is [B, H, R, C]; [H, R, C], where it runs over the sequences too; or [C], over the heads
-    too. What one program has all of it writes to the total itself.
+    A total is [B, H, R, C]; [H, R, C], over the sequences too; or [C], over the heads too.
     """
     contiguous = [
         total if total is None or total.is_contiguous() else empty_rows(total) for total in totals
@@ -150,7 +144,7 @@ def summed(z: Tensor, shares: Shares, *totals: Tensor | None) -> Iterator[list[T
 
 
 def _parts(total: Tensor | None, z: Tensor, shares: Shares) -> Tensor | None:
-    """Memory for the parts, [number, ...]; None where the total is the only one."""
+    """Allocate the parts, [number, ...]; None where the total is the only one."""
     if total is None:
         return None
     B, _, H, _ = z.shape
@@ -164,7 +158,7 @@ def _parts(total: Tensor | None, z: Tensor, shares: Shares) -> Tensor | None:
 
 
 def add_up(*sums: tuple[Tensor | None, Tensor | None]) -> None:
-    """Up to four totals, each with its parts, [number, ...]; None for what is not wanted.
+    """Add up to four totals, each from its parts, [number, ...]; None for what is not wanted.
 
     A total is contiguous or a matrix [R, C]. Parts are contiguous, but for their first two axes.
     """
@@ -181,15 +175,14 @@ def add_up(*sums: tuple[Tensor | None, Tensor | None]) -> None:
     tensors = [tensor for pair in wanted for tensor in pair]
     overlaps = _overlaps(tensors[0].device)
     add_up_blocks[(blocks, len(wanted), groups)](
-        *tensors, *[None] * (2 * missing), *numbers,
-        *map(tuple, layouts + [_MISSING] * missing), _READ * warps, overlaps,
-        num_warps=warps, **({"launch_pdl": True} if overlaps else {}),
+        *tensors, *[None] * (2 * missing), *numbers, *map(tuple, layouts + [_MISSING] * missing),
+        _READ * warps, overlaps, num_warps=warps, **({"launch_pdl": True} if overlaps else {}),
     )  # fmt: skip
 
 
 @cache
 def _overlaps(device: torch.device) -> bool:
-    """Whether a launch may begin before the one ahead of it is over."""
+    """Return whether a launch may begin before the one ahead of it is over."""
     on_gpu = device.type == "cuda" and torch.version.hip is None
     return on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
 

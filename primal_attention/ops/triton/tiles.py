@@ -1,11 +1,7 @@
 """Device code for tiles: rows of tokens, small matrices, products, features and their gradients.
 
-All of these functions are called from Triton code. Rows are the tokens of a block in one head,
-[n, C]; rows and matrices are padded to powers of two and zero outside the tensor. Features are
-factor * base; for the cosine map the base is the rows as they lie in memory, which thus go into
-the products without passing through registers.
-
-Letters: B batch, N tokens, H heads, C head dim, n tokens of a block.
+Rows are the tokens of a block in one head, [n, C]; rows and matrices are padded to powers of two
+and zero outside the tensor. Letters: B batch, N tokens, H heads, C head dim, n tokens of a block.
 """
 
 import triton
@@ -46,10 +42,7 @@ def sequence_of(tensor, strides, b, h):
 
 @triton.jit
 def existing(start, end, BLOCK_N: tl.constexpr):
-    """Which of the n tokens from start on lie before the end.
-
-    Where all blocks are whole there is no end. The compiler sees that all tokens are before it.
-    """
+    """Which of the n tokens from start on lie before the end; all of them without an end."""
     n = start + tl.arange(0, BLOCK_N)
     return tl.full([BLOCK_N], True, tl.int1) if end is None else n < end
 
@@ -78,10 +71,7 @@ def _row_places(
 
 @triton.jit
 def load_rows(tensor, start, stride, real, column, C: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Columns of the n tokens from start on; zero, and never read, where they are not real.
-
-    By a descriptor where the tensor is one, of whose blocks all tokens are real.
-    """
+    """Columns of the n tokens from start on, by a descriptor if given; zero where not real."""
     if isinstance(tensor, tl.tensor):
         places, exists = _row_places(tensor, start, stride, real, column, C, BLOCK_C)
         return tl.load(places, mask=exists, other=0.0)
@@ -95,11 +85,9 @@ def load_rows(tensor, start, stride, real, column, C: tl.constexpr, BLOCK_C: tl.
 def store_rows(
     tensor, rows, start, stride, end, column, C: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Write columns of the tokens from start on that lie before the end, if there is one.
-
-    The condition is put otherwise than that of the loads. These are made blocks ahead, so that one
-    condition for both would be kept until here, and be in the way of all between.
-    """
+    """Write columns of the tokens from start on that lie before the end, if there is one."""
+    # The condition differs from that of the loads: these are made blocks ahead, and a condition for
+    # both would be kept until here.
     n = tl.arange(0, rows.shape[0])
     written = tl.full(n.shape, True, tl.int1) if end is None else n < end - start
     places, exists = _row_places(tensor, start, stride, written, column, C, BLOCK_C)
@@ -125,10 +113,7 @@ def walk(first, last, step, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
 
 @triton.jit
 def counted(counts, strides, b, start, end, BLOCK: tl.constexpr):
-    """The number t of real tokens up to each before the end, float32 [n]; counts is [B, N].
-
-    Without counts, all tokens are real and no others come before them.
-    """
+    """The number t of real tokens up to each, float32 [n], from counts [B, N] or all tokens."""
     n = start + tl.arange(0, BLOCK)
     if counts is None:
         return (n + 1).to(tl.float32)
@@ -325,12 +310,9 @@ def inverse_norms(rows, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def features(rows, inverse, real, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr):
-    """Phi of the rows as factor * base, the base in the dtype of the products.
-
-    For the cosine map the base is the rows themselves, which thus go from memory into the products
-    as they are; but float16, whose range is too short for that, takes phi. Where tokens are not
-    real, rows are zero, and so is the base.
-    """
+    """Phi of the rows as factor * base, in the dtype of the products; zero where not real."""
+    # The base of the cosine map is the rows as they lie in memory; float16, whose range is too
+    # short for that, takes phi.
     factor = tl.full([rows.shape[0]], 1.0, tl.float32)
     z = rows.to(tl.float32)
     if FEATURE_MAP == "cosine":
