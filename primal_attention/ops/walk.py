@@ -23,7 +23,7 @@ Step = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
 def walk(
     step: Step, state: Tensors, rows: Tensors, shared: Tensors = (), *, reverse: bool = False
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Compute the output rows of all tokens and the state after the last, or first if in reverse."""
+    """Compute the output rows of all tokens and the state after the last; or first, in reverse."""
     first = rows[0]
     assert first is not None
     with without_autocast(first.device):
