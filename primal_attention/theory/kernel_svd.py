@@ -1,9 +1,8 @@
 r"""`KernelSVD`: the leading singular vectors of a kernel matrix between two large sets of points.
 
-The estimator follows scikit-learn's conventions without needing scikit-learn. Only the exact
-solver forms the N x T kernel matrix K; the others see it one block of rows at a time. They share
-one subspace iteration on $K^\top K$, which needs K once a step, since the rows of a block give
-their part of both $K V$ and $K^\top(K V)$; they differ in where it starts.
+Only the exact solver forms the N x T kernel matrix K; the others read it one block of rows at a
+time. They share one subspace iteration on $K^\top K$, which reads K once a step, and differ in
+where it starts.
 
 Legend: N points X (queries), T points Z (keys), S directions, L >= S columns iterated.
 """
@@ -37,7 +36,8 @@ class KernelSVD:
 
     Finds $K H_r = H_e\Sigma$, $K^\top H_e = H_r\Sigma$ for $K_{ij} = \kappa(x_i, z_j)$.
     New points have the scores $e(x) = \sum_j\kappa(x, z_j)h_{r_j}$ and
-    $r(z) = \sum_i\kappa(x_i, z)h_{e_i}$ of eq. (8), which need no feature map.
+    $r(z) = \sum_i\kappa(x_i, z)h_{e_i}$ of eq. (8), which need no feature map. Follows the
+    conventions of scikit-learn without importing it.
 
     Args:
         n_directions: The number S of singular triplets.
@@ -91,21 +91,17 @@ class KernelSVD:
         self.random_state = random_state
 
     def fit(self, X: Points, y: object = None, *, Z: Points | None = None) -> Self:
-        """Decompose the kernel matrix between X [N, D] and Z, which is X where it is None.
-
-        y is ignored: pipelines of scikit-learn pass the targets of later steps there.
-        """
+        """Decompose the kernel matrix between X [N, D] and Z, by default X; y is ignored."""
         x_points = _points("X", X)
         z_points = x_points if Z is None else _points("Z", Z)
         dtype = torch.promote_types(x_points.dtype, z_points.dtype)
         x_points, z_points = x_points.to(dtype), z_points.to(dtype)
-        solver = self._choose_solver(len(x_points), len(z_points))
-        self._check_parameters(solver, len(x_points), len(z_points))
+        solver = self._check_parameters(len(x_points), len(z_points))
         takes_numpy = not isinstance(X, Tensor)
         triplets = self._solve(solver, self._matrix(x_points, z_points, takes_numpy))
         left, singular_values, right = triplets
         left, right = fix_signs(left[:, : self.n_directions], right[:, : self.n_directions])
-        # Only now, so that a failed fit leaves an earlier one whole.
+        # assigned last, so that a failed fit leaves an earlier one whole
         self._x_points, self._z_points, self._takes_numpy = x_points, z_points, takes_numpy
         self.n_features_in_, self.solver_ = x_points.shape[1], solver
         self.left_vectors_, self.right_vectors_ = _as_given(X, left), _as_given(X, right)
@@ -113,7 +109,7 @@ class KernelSVD:
         return self
 
     def transform(self, X: Points, *, Z: Points | None = None) -> Array | tuple[Array, Array]:
-        """The scores e of X, [len(X), S]; with Z the pair of e and the scores r of Z."""
+        """Compute the scores e of X, [len(X), S]; with Z the pair of e and the scores r of Z."""
         if not hasattr(self, "singular_values_"):
             raise NotFittedError("This KernelSVD is not fitted yet; call fit first")
         x_points = _points("X", X, like=self._x_points)
@@ -129,7 +125,7 @@ class KernelSVD:
     def fit_transform(
         self, X: Points, y: object = None, *, Z: Points | None = None
     ) -> Array | tuple[Array, Array]:
-        """`fit`, then `transform` of the same points."""
+        """Fit, then transform the same points."""
         return self.fit(X, Z=Z).transform(X, Z=Z)
 
     def __sklearn_tags__(self) -> Any:
@@ -144,7 +140,7 @@ class KernelSVD:
         )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's arguments; `deep` is there for scikit-learn."""
+        """Return the constructor's arguments; `deep` is ignored."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: Any) -> Self:
@@ -155,7 +151,7 @@ class KernelSVD:
         return self
 
     def _solve(self, solver: str, matrix: "_KernelMatrix") -> "_Triplets":
-        """The leading triplets, perhaps more of them than asked for."""
+        """Find the leading triplets, perhaps more than wanted."""
         if solver == "exact":
             return _svd(_finite(torch.cat([entries for _, entries in matrix.blocks()])))
         generator = torch.Generator()
@@ -185,14 +181,13 @@ class KernelSVD:
 
         return _KernelMatrix(function, X, Z, self.block_size)
 
-    def _choose_solver(self, N: int, T: int) -> str:
+    def _check_parameters(self, N: int, T: int) -> str:
+        """Check all parameters for N and T points, and choose the solver."""
         if self.solver not in SOLVERS:
             raise ValueError(f"solver must be one of {SOLVERS}, got {self.solver!r}")
-        if self.solver != "auto":
-            return self.solver
-        return "exact" if N * T <= EXACT_ENTRIES else "nystrom"
-
-    def _check_parameters(self, solver: str, N: int, T: int) -> None:
+        solver = self.solver
+        if solver == "auto":
+            solver = "exact" if N * T <= EXACT_ENTRIES else "nystrom"
         known = self.kernel in KERNELS if isinstance(self.kernel, str) else callable(self.kernel)
         if not known:
             names = tuple(KERNELS)
@@ -208,6 +203,7 @@ class KernelSVD:
         _check_count("block_size", self.block_size, 1)
         if self.random_state is not None:
             _check_count("random_state", self.random_state, 0)
+        return solver
 
 
 class _Triplets(NamedTuple):
@@ -229,24 +225,24 @@ class _KernelMatrix(NamedTuple):
         return len(self.X), len(self.Z)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Every slice of rows with its entries, [block_size, T]."""
+        """Yield every slice of rows with its entries, [block_size, T]."""
         for start in range(0, len(self.X), self.block_size):
             rows = slice(start, start + self.block_size)
             yield rows, self.kernel(self.X[rows], self.Z)
 
     def matmul(self, columns: Tensor) -> Tensor:
-        """K V, [T, L] -> [N, L]."""
+        """Compute K V, [T, L] -> [N, L]."""
         return _finite(torch.cat([entries @ columns for _, entries in self.blocks()]))
 
     def transposed_matmul(self, columns: Tensor) -> Tensor:
-        """K^T U, [N, L] -> [T, L]."""
+        """Compute K^T U, [N, L] -> [T, L]."""
         total = columns.new_zeros(len(self.Z), columns.shape[1])
         for rows, entries in self.blocks():
             total.addmm_(entries.T, columns[rows])
         return _finite(total)
 
     def gram_matmul(self, columns: Tensor) -> Tensor:
-        """K^T K V, [T, L] -> [T, L], with one look at K."""
+        """Compute K^T K V, [T, L] -> [T, L], reading K once."""
         total = torch.zeros_like(columns)
         for _, entries in self.blocks():
             total.addmm_(entries.T, entries @ columns)
@@ -254,7 +250,7 @@ class _KernelMatrix(NamedTuple):
 
 
 def _subspace_iteration(matrix: _KernelMatrix, start: Tensor, n_iter: int) -> _Triplets:
-    """Triplets of K from the span of the start's columns, [T, L], after n_iter steps of K^T K."""
+    """Find triplets of K from the columns of the start, [T, L], by n_iter steps of K^T K."""
     basis = torch.linalg.qr(start).Q  # [T, L]
     for _ in range(n_iter):
         basis = torch.linalg.qr(matrix.gram_matmul(basis)).Q
@@ -266,10 +262,10 @@ def _subspace_iteration(matrix: _KernelMatrix, start: Tensor, n_iter: int) -> _T
 def _nystrom(
     matrix: _KernelMatrix, n_landmarks: int, columns: int, generator: torch.Generator
 ) -> _Triplets:
-    """The asymmetric Nyström approximation: landmarks of both sets, extended by eq. (8).
+    """Approximate by the asymmetric Nyström method: landmarks of both sets, extended by eq. (8).
 
-    The singular values grow with the root of the number of points; the vectors are scaled to unit
-    length and only nearly orthogonal.
+    The singular values grow with the root of the number of points; the vectors have unit length and
+    are only nearly orthogonal.
     """
     kernel, X, Z, _ = matrix
     x_marks = X[torch.randperm(len(X), generator=generator)[:n_landmarks]]
@@ -306,7 +302,7 @@ def _as_given(points: Points, result: Tensor) -> Array:
 
 
 def _points(name: str, points: Points, like: Tensor | None = None) -> Tensor:
-    """A checked copy of the points, [N, D], in float32 or float64; as `like` where given."""
+    """Copy and check the points, [N, D], in float32 or float64, or cast them as `like`."""
     tensor = points.detach().clone() if isinstance(points, Tensor) else _copied(name, points)
     if tensor.is_complex():
         raise ValueError(
@@ -341,7 +337,7 @@ def _points(name: str, points: Points, like: Tensor | None = None) -> Tensor:
 
 
 def _copied(name: str, points: ArrayLike) -> Tensor:
-    """A tensor with the numbers of a dense array, of whatever Python objects they are."""
+    """Copy a dense array of any numeric objects into a tensor."""
     if hasattr(points, "toarray"):
         raise TypeError(
             f"{name} must be dense, got a sparse {type(points).__name__}; pass {name}.toarray()"

@@ -111,7 +111,7 @@ def weighted_scores(
 def local_weights(
     phi_q: Tensor, phi_k: Tensor, times: Tensor, h_e: Tensor, h_r: Tensor, *, causal: bool = False
 ) -> Weights:
-    r"""Weigh the samples for each token, eq. (14) with weights: [N, P, S] each.
+    r"""Weight the samples for each token, eq. (14) with weights: [N, P, S] each.
 
     $W_{e|i} = \sum_j\exp(-|a_i - a_j|)\,\phi_k(x_j)h_r(x_j)^\top$ and
     $W_{r|i} = \sum_j\exp(-|a_i - a_j|)\,\phi_q(x_j)h_e(x_j)^\top$; causal: $j \le i$.
@@ -130,8 +130,9 @@ def scan_weights(
 ) -> Weights:
     r"""Find the local weights in linear time: [N, P, S] each.
 
-    One scan from the left, $W_i = \exp(-\delta_i)W_{i-1} + \phi(x_i)h(x_i)^\top$, is the causal
-    form. The full one adds the same scan from the right, and counts the diagonal once.
+    The causal form is one scan from the left,
+    $W_i = \exp(-\delta_i)W_{i-1} + \phi(x_i)h(x_i)^\top$; the full form adds the scan from the
+    right, with the diagonal counted once.
     """
     _check_tokens(phi_q, phi_k, times)
     return Weights(_scan(phi_k, h_r, times, causal), _scan(phi_q, h_e, times, causal))

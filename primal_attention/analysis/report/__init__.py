@@ -5,10 +5,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from primal_attention.analysis.report.comparison import comparison, names_of
 from primal_attention.analysis.report.data import FinishedRun, Track, examine, read_run
 from primal_attention.analysis.report.html import Chapter, page
-from primal_attention.analysis.report.sections import ReportedRun, headline, sections
+from primal_attention.analysis.report.sections import (
+    ReportedRun,
+    comparison,
+    headline,
+    names_of,
+    sections,
+)
 from primal_attention.atomic_files import write_text
 from primal_attention.training.tables import printed_in
 
