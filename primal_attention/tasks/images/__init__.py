@@ -4,7 +4,6 @@ from primal_attention.tasks.images.augmentation import AUGMENTATIONS, Augmentati
 from primal_attention.tasks.images.folders import (
     IMAGE_SETS,
     IMAGENET_100,
-    PictureSet,
     find_images,
     load_images,
     prepare_images,
@@ -17,7 +16,6 @@ __all__ = [
     "IMAGENET_100",
     "IMAGE_SETS",
     "Augmentation",
-    "PictureSet",
     "find_images",
     "images_task",
     "load_images",

@@ -100,23 +100,22 @@ def _smallest_kind(num_words: int) -> type[np.unsignedinteger]:
 
 def _words(path: Path) -> Iterator[str]:
     """Yield the words of a file, one line after the other."""
-    some = False
     file_size(path)
-    try:
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for line in lines:
-                if not line.endswith("\n"):
-                    raise ValueError(
-                        f"{path} ends within a line: is it cut off? Get the whole file"
-                    )
-                words = line.split()
-                some = some or bool(words)
-                yield from words
-                yield EOS
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8 ({error}); get the whole file") from error
-    if not some:
-        raise ValueError(f"{path} has no words; a text with blanks between words was expected")
+    some = False
+    kind = "a whole text in UTF-8, with blanks between words"
+    with (
+        reading(path, kind, "get the whole file"),
+        path.open(encoding="utf-8", newline="\n") as lines,
+    ):
+        for line in lines:
+            if not line.endswith("\n"):
+                raise ValueError("it ends within a line: is it cut off?")
+            words = line.split()
+            some = some or bool(words)
+            yield from words
+            yield EOS
+        if not some:
+            raise ValueError("it has no words")
 
 
 def read_reviews(folder: Path, most_words: int = MOST_WORDS) -> Corpus:

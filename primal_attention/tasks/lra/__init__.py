@@ -1,10 +1,10 @@
 """The Long Range Arena: its tasks, generators and prepared files."""
 
 from primal_attention.tasks.lra.listops import ListOpsSettings, make_trees
-from primal_attention.tasks.lra.pathfinder import PATHFINDERS, PathfinderSettings, Scene, draw_scene
+from primal_attention.tasks.lra.pathfinder import PATHFINDERS, draw_scene
 from primal_attention.tasks.lra.prepared import PartSizes, Prepared
 from primal_attention.tasks.lra.sets import LRA, LRA_TASKS, find_lra, load_lra, prepare_lra
-from primal_attention.tasks.lra.task import HELD_OUT, LRA_PROTOCOLS, LraProtocol, lra_task
+from primal_attention.tasks.lra.task import HELD_OUT, LRA_PROTOCOLS, lra_task
 
 __all__ = [
     "HELD_OUT",
@@ -13,11 +13,8 @@ __all__ = [
     "LRA_TASKS",
     "PATHFINDERS",
     "ListOpsSettings",
-    "LraProtocol",
     "PartSizes",
-    "PathfinderSettings",
     "Prepared",
-    "Scene",
     "draw_scene",
     "find_lra",
     "load_lra",

@@ -58,25 +58,24 @@ def made_in_chunks(
 
 def _all_made(
     make: Callable[[int], Arrays], missing: list[int], paths: list[Path], workers: int
-) -> Iterator[int]:
+) -> Iterator[None]:
     """Make the missing chunks, one a step."""
     if workers <= 1:
         for index in missing:
             _make(make, index, paths[index])
-            yield index
+            yield
         return
     pool = ProcessPoolExecutor(workers, mp_context=_processes())
     try:
-        tasks = {pool.submit(_make, make, index, paths[index]): index for index in missing}
+        tasks = [pool.submit(_make, make, index, paths[index]) for index in missing]
         for task in as_completed(tasks):
-            task.result()  # raises what went wrong
-            yield tasks[task]
+            yield task.result()  # raises what went wrong
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _processes() -> BaseContext:
-    """How to start processes: not as a fork of this one, which may have threads and would hang.
+    """Choose how to start processes: forks of this one, which may have threads, could hang.
 
     A server that has the package imported forks them; where there is none, each imports it.
     """
@@ -92,7 +91,7 @@ def _make(make: Callable[[int], Arrays], index: int, path: Path) -> None:
 
 
 def _chunk(shapes: Shapes, path: Path) -> list[NDArray[Any]]:
-    """The arrays of a chunk that was written."""
+    """Read the arrays of a chunk."""
     with reading(path, "a whole chunk", "delete it and try again"), open_arrays(path) as arrays:
         found = [arrays[str(i)] for i in range(len(shapes))]
         kinds = {each.dtype for each in found}

@@ -32,8 +32,6 @@ VOCAB_SIZE = 512  # more than there are symbols, as in the released code
 LISTOPS_VOCAB_SIZE = 32
 HELD_OUT = 0.1  # of the training cases of Text
 
-Indices = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class LraProtocol:
@@ -83,7 +81,13 @@ def lra_task(
     vocab_size = LISTOPS_VOCAB_SIZE if name == "listops" else VOCAB_SIZE
     with reading(str(find_lra(name, folder)), f"a file of {name!r}", "make or get it anew"):
         _check_symbols(prepared, len(LABELS[name]), vocab_size)
-    train, valid, test = _parts(prepared, rules, seed)
+    ends = np.cumsum(prepared.sizes)
+    train, valid, test = np.split(np.arange(ends[-1]), ends[:-1])
+    if not len(valid) and rules.text_validates_on_test:
+        valid = test
+    elif not len(valid):
+        split = stratified_split(prepared.targets[train], HELD_OUT, seed)
+        train, valid = train[split.kept], train[split.held_out]
     test_cases = _cases(prepared, test, rules)
     return Task(
         f"lra/{name}",
@@ -97,7 +101,7 @@ def lra_task(
 
 
 def _check_symbols(prepared: Prepared, num_classes: int, vocab_size: int) -> None:
-    """Raise where a token or a target is none of the task's, or a part to learn from is empty."""
+    """Raise where a token or target is none of the task's, or train or test is empty."""
     if not (prepared.sizes.train and prepared.sizes.test and prepared.tokens.shape[1]):
         raise ValueError(f"its parts have {list(prepared.sizes)} cases")
     if (found := prepared.targets.max()) >= num_classes:
@@ -107,19 +111,7 @@ def _check_symbols(prepared: Prepared, num_classes: int, vocab_size: int) -> Non
         raise ValueError(f"its tokens go up to {found}, there are {vocab_size} symbols")
 
 
-def _parts(prepared: Prepared, rules: LraProtocol, seed: int) -> tuple[Indices, Indices, Indices]:
-    """Return the indices of the cases of each part."""
-    ends = np.cumsum(prepared.sizes)
-    train, valid, test = np.split(np.arange(ends[-1]), ends[:-1])
-    if len(valid):
-        return train, valid, test
-    if rules.text_validates_on_test:
-        return train, test, test
-    split = stratified_split(prepared.targets[train], HELD_OUT, seed)
-    return train[split.kept], train[split.held_out], test
-
-
-def _cases(prepared: Prepared, indices: Indices, rules: LraProtocol) -> Cases:
+def _cases(prepared: Prepared, indices: NDArray[np.int64], rules: LraProtocol) -> Cases:
     target = torch.from_numpy(prepared.targets[indices].astype(np.int64))
     has_mask = rules.zero_is_padding or prepared.task not in IMAGES
     if prepared.pairs is None:
@@ -135,11 +127,8 @@ def _cases(prepared: Prepared, indices: Indices, rules: LraProtocol) -> Cases:
 def _sequence(
     prepared: Prepared, rows: NDArray[np.integer], name: str, mask: str, has_mask: bool
 ) -> dict[str, Tensor]:
-    tokens = torch.from_numpy(np.asarray(prepared.tokens)[_as_slice(rows)])
+    chosen: slice | NDArray[np.integer] = rows
+    if len(rows) and (np.diff(rows) == 1).all():  # a slice copies nothing of a mapped file
+        chosen = slice(int(rows[0]), int(rows[-1]) + 1)
+    tokens = torch.from_numpy(np.asarray(prepared.tokens)[chosen])
     return {name: tokens, mask: tokens != 0} if has_mask else {name: tokens}
-
-
-def _as_slice(rows: NDArray[np.integer]) -> slice | NDArray[np.integer]:
-    """Turn rows that follow each other into a slice, which copies nothing of a mapped file."""
-    in_order = len(rows) > 0 and bool((np.diff(rows) == 1).all())
-    return slice(int(rows[0]), int(rows[-1]) + 1) if in_order else rows

@@ -58,17 +58,16 @@ def read_retrieval(folder: Path) -> Prepared:
     pairs: list[tuple[int, int]] = []
     labels: list[int] = []
     ends: list[int] = []
-    for name in PAIR_FILES:
-        for label, one, other in _rows(folder / name):
-            pairs.append((rows.setdefault(one, len(rows)), rows.setdefault(other, len(rows))))
-            labels.append(label)
-            if len(rows) > MOST_TEXTS:
-                raise ValueError(
-                    f"{folder / name} has more than {MOST_TEXTS} texts; is it another file?"
-                )
-        if len(labels) == (ends[-1] if ends else 0):
-            raise ValueError(f"{folder / name} has no pair; get the whole file anew")
-        ends.append(len(labels))
+    for path in (folder / name for name in PAIR_FILES):
+        with reading(path, "a list of pairs of texts", "get the whole file anew"):
+            for label, one, other in _rows(path):
+                pairs.append((rows.setdefault(one, len(rows)), rows.setdefault(other, len(rows))))
+                labels.append(label)
+                if len(rows) > MOST_TEXTS:
+                    raise ValueError(f"it has more than {MOST_TEXTS} texts")
+            if len(labels) == (ends[-1] if ends else 0):
+                raise ValueError("it has no pair")
+            ends.append(len(labels))
     train, valid, test = np.diff([0, *ends]).tolist()
     return Prepared(
         "retrieval",
@@ -88,14 +87,12 @@ def _rows(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
             columns = line.rstrip(b"\r\n").split(b"\t")
             if len(columns) != 5 or columns[0] not in _LABELS:
                 raise ValueError(
-                    f"{path}, line {number}: expected label (0 or 1), id, id, text, text, got "
-                    f"{len(columns)} columns, the first {columns[0][:20]!r}; get the file anew"
+                    f"line {number}: expected label (0 or 1), id, id, text, text, got "
+                    f"{len(columns)} columns, the first {columns[0][:20]!r}"
                 )
             one, other = (column[:LONGEST] for column in columns[3:])
             if b"\xff" in one + other:
-                raise ValueError(
-                    f"{path}, line {number}: byte 255 is no text in UTF-8; get the file anew"
-                )
+                raise ValueError(f"line {number}: byte 255 is no text in UTF-8")
             yield _LABELS[columns[0]], one, other
 
 

@@ -1,20 +1,8 @@
 """Offline reinforcement learning: trajectories, windows, policies, roll-outs."""
 
-from primal_attention.tasks.offline_rl.environments import (
-    ENVIRONMENTS,
-    RL_SETS,
-    Environment,
-    environment_of,
-)
+from primal_attention.tasks.offline_rl.environments import ENVIRONMENTS, RL_SETS, environment_of
 from primal_attention.tasks.offline_rl.making import make_set
-from primal_attention.tasks.offline_rl.rollout import (
-    MODES,
-    Policy,
-    Rollout,
-    Trial,
-    policy_of,
-    roll_out,
-)
+from primal_attention.tasks.offline_rl.rollout import MODES, Rollout, Trial, policy_of, roll_out
 from primal_attention.tasks.offline_rl.sets import RL, find_rl, load_rl, prepare_rl, rl_folder
 from primal_attention.tasks.offline_rl.trajectories import Trajectories
 from primal_attention.tasks.offline_rl.windows import (
@@ -30,8 +18,6 @@ __all__ = [
     "RL",
     "RL_SETS",
     "TOKENS_PER_STEP",
-    "Environment",
-    "Policy",
     "Rollout",
     "Trajectories",
     "TrajectoryEncoding",
