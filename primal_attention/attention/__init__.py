@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
@@ -53,6 +54,13 @@ ATTENTIONS: dict[str, type[nn.Module]] = {
 def build_attention(name: str, dim: int, num_heads: int, **options: Any) -> nn.Module:
     """Build the mechanism of that name; an option it does not have is a TypeError."""
     check_choice("name", name, ATTENTIONS)
+    known = options_of(name)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
+    unknown = [] if takes_any else [option for option in options if option not in known]
+    if unknown:
+        near = get_close_matches(unknown[0], known, 1, 0.5)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise TypeError(f"{name} has no option {unknown[0]!r}{hint} It has {', '.join(known)}")
     return ATTENTIONS[name](dim, num_heads, **options)
 
 
