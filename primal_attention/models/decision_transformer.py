@@ -111,7 +111,8 @@ class DecisionModel(nn.Module):
         all 0, as if each token were a sequence of its own, and would synchronise at each step.
         """
         encoder = self.host.encoder
-        mask = _causal_mask(tokens, 0 if cache is None else cache.get_seq_length())
+        before, N = 0 if cache is None else cache.get_seq_length(), tokens.shape[1]
+        mask = tokens.new_full((N, before + N), -torch.inf).triu(before + 1)[None, None]
         hidden: Tensor = encoder.drop(self.host.embed_ln(tokens) + encoder.wpe.weight[0])
         for block in encoder.h:
             patched = isinstance(block.attn, PatchedAttention)
@@ -123,15 +124,6 @@ class DecisionModel(nn.Module):
             )
         normalised: Tensor = encoder.ln_f(hidden)
         return normalised
-
-
-def _causal_mask(tokens: Tensor, num_before: int) -> Tensor:
-    """The additive mask of the host: each new token sees those before it, and itself."""
-    num_new = tokens.shape[1]
-    hidden = torch.full(
-        (num_new, num_before + num_new), -torch.inf, dtype=tokens.dtype, device=tokens.device
-    )
-    return hidden.triu(num_before + 1)[None, None]
 
 
 def keep_episodes(past: Past, kept: Tensor) -> Past:

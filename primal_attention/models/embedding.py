@@ -59,10 +59,12 @@ class Embedding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Embed x, [B, N, C] of vectors or [B, N] of symbols, of any integer type."""
         self._check(x)
-        embedded: Tensor = self.tokens(x if self.num_channels is not None else wide_enough(x))
-        if self.num_channels is not None:
-            embedded = embedded * self.scale
-        return embedded + self.positions[: x.shape[1]]
+        if self.num_channels is None:  # a table cannot be read with every integer type
+            embedded = self.tokens(x.int() if x.element_size() < 4 else x)
+        else:
+            embedded = self.tokens(x) * self.scale
+        y: Tensor = embedded + self.positions[: x.shape[1]]
+        return y
 
     def _check(self, x: Tensor) -> None:
         if self.num_channels is None:
@@ -80,11 +82,6 @@ def check_symbols(name: str, ids: Tensor) -> None:
         raise ValueError(
             f"{name} must be integers [batch, tokens], got {ids.dtype} {list(ids.shape)}"
         )
-
-
-def wide_enough(ids: Tensor) -> Tensor:
-    """Convert ids of any integer type to one that a table can be read with."""
-    return ids.int() if ids.element_size() < 4 else ids
 
 
 class _Convolution(nn.Module):

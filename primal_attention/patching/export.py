@@ -40,8 +40,12 @@ def export_program(
     """
     if model.training:
         raise ValueError("the model is in training mode; call model.eval() before the export")
+    from torch.fx.experimental import _config
+
     shapes = _dynamic_shapes(inputs, dynamic or {})
-    with torch.no_grad(), _any_size(), _quiet():
+    # As torch.onnx does, not to specialise the graph for axes of size 1.
+    any_size = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with torch.no_grad(), any_size, _quiet():
         try:
             program = torch.export.export(model, (), dict(inputs), dynamic_shapes=shapes)
         except torch._dynamo.exc.UserError as error:
@@ -50,7 +54,10 @@ def export_program(
                 f"in the place of a name, or longer example inputs. {error}"
             ) from error
         plain: ExportedProgram = program.run_decompositions({})
-    _check_plain(plain)
+    targets = {str(node.target) for node in plain.graph.nodes if node.op == "call_function"}
+    left = sorted(target for target in targets if target.startswith("primal_attention."))
+    if left:
+        raise ValueError(f"the model has ops without a plain form to export: {', '.join(left)}")
     return plain
 
 
@@ -124,13 +131,6 @@ def _limits(dynamic: Dynamic) -> dict[str, list[int | None]]:
     }
 
 
-def _any_size() -> Any:
-    """Do not specialise the graph for axes of size 1, as ``torch.onnx`` does."""
-    from torch.fx.experimental import _config
-
-    return _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence a warning of torch about its own code."""
@@ -138,13 +138,6 @@ def _quiet() -> Iterator[None]:
         own = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
         warnings.filterwarnings("ignore", own, FutureWarning)
         yield
-
-
-def _check_plain(program: ExportedProgram) -> None:
-    targets = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    left = sorted(target for target in targets if target.startswith("primal_attention."))
-    if left:
-        raise ValueError(f"the model has ops without a plain form to export: {', '.join(left)}")
 
 
 def _name_outputs(graph: Any, names: list[str]) -> None:

@@ -18,8 +18,7 @@ class PlannedLayer(NamedTuple):
     causal: bool
     parameters_before: int
     parameters_after: int
-    cost_before: str  # in the number N of tokens
-    cost_after: str
+    cost_after: str  # in the number N of tokens
     state_after: str  # what decoding keeps; empty where there is nothing to decode
     new: tuple[str, ...]  # parameters, or modules of them, that the host does not have
     head_dim: int
@@ -46,7 +45,11 @@ class Plan:
 
     def __str__(self) -> str:
         head = ("layer", "causal", "parameters", "cost", "decode state")
-        rows = [head, *(_row(layer) for layer in self.layers)]
+        rows = [head]
+        for layer in self.layers:
+            parameters = f"{layer.parameters_before:,} -> {layer.parameters_after:,}"
+            causal, cost = "yes" if layer.causal else "no", f"N^2 -> {layer.cost_after}"
+            rows.append((layer.name, causal, parameters, cost, layer.state_after or "-"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -110,7 +113,6 @@ def _planned(site: Site, attention: str, options: dict[str, Any]) -> PlannedLaye
         causal=layer.causal,
         parameters_before=sum(_count(module) for module in replaced),
         parameters_after=_count(layer),
-        cost_before="N^2",
         cost_after=card.complexity,
         state_after=card.decode if layer.causal else "",
         new=layer.record.new,
@@ -122,13 +124,3 @@ def _planned(site: Site, attention: str, options: dict[str, Any]) -> PlannedLaye
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _row(layer: PlannedLayer) -> tuple[str, ...]:
-    return (
-        layer.name,
-        "yes" if layer.causal else "no",
-        f"{layer.parameters_before:,} -> {layer.parameters_after:,}",
-        f"{layer.cost_before} -> {layer.cost_after}",
-        layer.state_after or "-",
-    )

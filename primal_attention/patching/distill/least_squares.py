@@ -51,10 +51,10 @@ class StreamedSums:
             return PENALTIES[-1]
         halves = one.moments(centred=centred), other.moments(centred=centred)
 
-        def error(penalty: float) -> float:
-            return sum(
-                _error(ridge(fitted, penalty), seen) for fitted, seen in (halves, halves[::-1])
-            )
+        def error(penalty: float) -> float:  # up to the sum of squares of the targets
+            maps = [ridge(half, penalty) for half in halves]
+            pairs = zip(maps, reversed(halves), strict=True)
+            return sum(float((w * (seen.gram @ w - 2 * seen.cross)).sum()) for w, seen in pairs)
 
         return min(PENALTIES, key=error)
 
@@ -90,11 +90,6 @@ def ridge(moments: Moments, penalty: float) -> Tensor:
     correlation.diagonal().add_(penalty)
     standard: Tensor = torch.linalg.solve(correlation, cross / scale[:, None])
     return standard / scale[:, None]
-
-
-def _error(fitted: Tensor, moments: Moments) -> float:
-    """The squared error of a map, up to the sum of squares of the targets."""
-    return float((fitted * (moments.gram @ fitted - 2 * moments.cross)).sum())
 
 
 def reduced_rank(moments: Moments, num_inner: int, penalty: float) -> tuple[Tensor, Tensor]:

@@ -52,19 +52,15 @@ class TimmAttention(PatchedAttention):
     ) -> Tensor:
         """Attention outputs [B, N, D]; one node of the graph where ``torch.fx`` traces a model."""
         if isinstance(x, fx.Proxy):
-            return _as_one_node(self, x, attn_mask, is_causal)
+            path = x.tracer.path_of_module(self)
+            options = (x, attn_mask, is_causal)
+            return x.tracer.create_proxy("call_module", path, options, {})
         if is_causal and not self.causal:
             raise ValueError("is_causal=True: this layer is not causal; patch(..., causal=True)")
         mask = attn_mask if attn_mask is None or attn_mask.ndim == 4 else attn_mask[None, None]
         real = token_mask_of(mask, num_queries=x.shape[1], causal=self.causal)
         y: Tensor = self.mechanism(x, token_mask=expanded(real, x))
         return y
-
-
-def _as_one_node(module: nn.Module, x: fx.Proxy, *options: Any) -> Any:
-    """A call of the module in the graph that is being traced, as of a module of PyTorch's own."""
-    path = x.tracer.path_of_module(module)  # type: ignore[attr-defined]
-    return x.tracer.create_proxy("call_module", path, (x, *options), {})
 
 
 def _num_tokens(model: Any) -> int | None:

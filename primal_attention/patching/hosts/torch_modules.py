@@ -98,28 +98,21 @@ class TorchAttention(PatchedAttention):
             self.check_cross()
             y = self.mechanism(x, context, context_mask=expanded(context_mask_of(mask), context))
         else:
-            y = self.mechanism(x, token_mask=self._token_mask(mask, x))
-        return self._unbatched(y, query), None
-
-    def _token_mask(self, mask: Tensor | None, x: Tensor) -> Tensor | None:
-        if mask is None and self.causal:
-            raise ValueError(
-                "this layer is causal but attn_mask is None, which asks for full attention; pass "
-                "the causal mask, or patch(..., causal=False)"
-            )
-        N = x.shape[1]
-        real = token_mask_of(mask, num_queries=N, causal=self.causal)
-        return expanded(real, x)
+            if mask is None and self.causal:
+                raise ValueError(
+                    "this layer is causal but attn_mask is None, which asks for full attention; "
+                    "pass the causal mask, or patch(..., causal=False)"
+                )
+            real = token_mask_of(mask, num_queries=x.shape[1], causal=self.causal)
+            y = self.mechanism(x, token_mask=expanded(real, x))
+        if query.ndim == 2:
+            return y[0], None
+        return y if self.batch_first else y.transpose(0, 1), None
 
     def _batched(self, z: Tensor) -> Tensor:
         if z.ndim == 2:
             return z[None]
         return z if self.batch_first else z.transpose(0, 1)
-
-    def _unbatched(self, y: Tensor, like: Tensor) -> Tensor:
-        if like.ndim == 2:
-            return y[0]
-        return y if self.batch_first else y.transpose(0, 1)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
