@@ -102,6 +102,8 @@ def foreign_imports(source: str, module: str, *, is_package: bool = False) -> li
     known = DEPENDENCIES | {PACKAGE} | set(sys.stdlib_module_names)
     if is_fused(module):
         known |= {"triton"}
+    if module.startswith(f"{PACKAGE}.cli."):  # imported when `primal` runs
+        known |= {"typer", "rich"}
     return [
         f"{module} imports {name}"
         for name in imports(tree, module, is_package=is_package)

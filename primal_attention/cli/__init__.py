@@ -1,21 +1,7 @@
 """The command line, `primal`. It needs the extra `cli`: Typer and Rich, imported when it is run."""
 
-from typing import Any
-
-from primal_attention.cli import (
-    bench,
-    check,
-    data,
-    evaluate,
-    generate,
-    predict,
-    report,
-    rollout,
-    spectrum,
-    sweep,
-    table,
-    train,
-)
+from importlib import metadata
+from typing import Annotated, Any
 
 _NEXT = """\
 [bold]Attention as a kernel machine.[/] What to try next:
@@ -38,6 +24,8 @@ _NEXT = """\
     the paper's table beside our runs
 [green]primal sweep uea/JapaneseVowels --model primalformer[/]
     search for better settings
+[green]primal settings uea/JapaneseVowels[/]
+    what --set can change
 [green]primal data[/]
     which data sets there are, and where
 [green]primal check torch.nn:MultiheadAttention[/]
@@ -61,38 +49,56 @@ def main() -> None:
 
 
 def app() -> Any:
-    """The Typer application."""
+    """Build the Typer application."""
     import typer
+    from rich.console import Console
+    from rich.panel import Panel
+
+    from primal_attention.cli import (
+        bench,
+        check,
+        data,
+        evaluate,
+        generate,
+        predict,
+        report,
+        rollout,
+        settings,
+        spectrum,
+        sweep,
+        table,
+        train,
+    )
 
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     @program.callback(invoke_without_command=True)
-    def primal(context: typer.Context) -> None:
+    def primal(
+        context: typer.Context,
+        version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    ) -> None:
         """Attention as a kernel machine."""
-        if context.invoked_subcommand is None:
-            _say_what_is_next()
+        if version:
+            typer.echo(f"primal-attention {metadata.version('primal-attention')}")
+        elif context.invoked_subcommand is None:
+            console = Console(highlight=False)
+            console.print(Panel(_NEXT, title="primal", expand=False, padding=(1, 2)))
 
     commands = (
-        train,
-        evaluate,
-        predict,
-        generate,
-        rollout,
-        table,
-        sweep,
-        data,
-        check,
-        bench,
-        spectrum,
-        report,
+        train.train,
+        evaluate.evaluate,
+        predict.predict,
+        generate.generate,
+        rollout.rollout,
+        table.table,
+        sweep.sweep,
+        settings.settings,
+        data.data,
+        check.check,
+        bench.bench,
+        spectrum.spectrum,
+        report.report,
     )
     for command in commands:
-        command.register(program)
+        program.command()(command)
     return program
-
-
-def _say_what_is_next() -> None:
-    from rich.console import Console
-    from rich.panel import Panel
-
-    Console(highlight=False).print(Panel(_NEXT, title="primal", expand=False, padding=(1, 2)))

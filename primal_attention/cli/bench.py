@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
+import typer
+from rich.console import Console
 
 from primal_attention.benchmarking.plots import plot
 from primal_attention.benchmarking.presets import PRESETS, Plan, plan_of
@@ -22,11 +24,8 @@ from primal_attention.benchmarking.results import (
 )
 from primal_attention.benchmarking.runner import run_plan
 from primal_attention.benchmarking.targets import Verdict, commits, verdicts
-from primal_attention.cli.mistakes import naming
+from primal_attention.cli.arguments import naming
 from primal_attention.training.results import current_commit
-
-if TYPE_CHECKING:
-    from typer import Typer
 
 _SHOWN = {  # columns of the terminal, and how wide they are
     "mechanism": 14,
@@ -46,80 +45,74 @@ _SHOWN = {  # columns of the terminal, and how wide they are
 _MET = {True: "[green]met[/]", False: "[bold red]missed[/]"}
 
 
-def register(program: "Typer") -> None:
-    """Add the command."""
-    import rich.console
-    import typer
+def bench(  # noqa: PLR0913 - each is an option of the command
+    preset: Annotated[
+        str | None,
+        typer.Option(help=f"{', '.join(PRESETS)}; default: headline on a GPU, else small."),
+    ] = None,
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option(help="What to time instead, e.g. primal, softmax-causal or flow."),
+    ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Time these with torch.compile as well.")
+    ] = False,
+    tokens: Annotated[list[int] | None, typer.Option(help="Lengths N.")] = None,
+    total: Annotated[list[int] | None, typer.Option(help="Tokens in a batch.")] = None,
+    dim: Annotated[list[int] | None, typer.Option(help="Model dimension D.")] = None,
+    heads: Annotated[list[int] | None, typer.Option(help="Heads H.")] = None,
+    directions: Annotated[list[int] | None, typer.Option(help="Directions S.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="bfloat16, float16, float32 or float64.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Begin no measurement after so many.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for <card>_torch<version>_<date>.csv.")
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(help="Read these files instead of measuring; for --plot and --check."),
+    ] = None,
+    plot_: Annotated[
+        Path | None, typer.Option("--plot", help="Draw a figure, e.g. bench.png.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Hold the rows against the targets.")
+    ] = False,
+) -> None:
+    """Time layers, forward and backward; options for sizes can be given many times.
 
-    @program.command()
-    def bench(  # noqa: PLR0913 - each is an option of the command
-        preset: Annotated[
-            str | None,
-            typer.Option(help=f"{', '.join(PRESETS)}; default: headline on a GPU, else small."),
-        ] = None,
-        mechanism: Annotated[
-            list[str] | None,
-            typer.Option(help="What to time instead, e.g. primal, softmax-causal or flow."),
-        ] = None,
-        compile_: Annotated[
-            bool, typer.Option("--compile", help="Time these with torch.compile as well.")
-        ] = False,
-        tokens: Annotated[list[int] | None, typer.Option(help="Lengths N.")] = None,
-        total: Annotated[list[int] | None, typer.Option(help="Tokens in a batch.")] = None,
-        dim: Annotated[list[int] | None, typer.Option(help="Model dimension D.")] = None,
-        heads: Annotated[list[int] | None, typer.Option(help="Heads H.")] = None,
-        directions: Annotated[list[int] | None, typer.Option(help="Directions S.")] = None,
-        dtype: Annotated[
-            list[str] | None, typer.Option(help="bfloat16, float16, float32 or float64.")
-        ] = None,
-        seconds: Annotated[
-            float | None, typer.Option(min=0, help="Begin no measurement after so many.")
-        ] = None,
-        out: Annotated[
-            Path | None, typer.Option(help="Folder for <card>_torch<version>_<date>.csv.")
-        ] = None,
-        results: Annotated[
-            list[Path] | None,
-            typer.Option(help="Read these files instead of measuring; for --plot and --check."),
-        ] = None,
-        plot_: Annotated[
-            Path | None, typer.Option("--plot", help="Draw a figure, e.g. bench.png.")
-        ] = None,
-        check: Annotated[
-            bool, typer.Option("--check", help="Hold the rows against the targets.")
-        ] = False,
-    ) -> None:
-        """Time layers, forward and backward; options for sizes can be given many times.
-
-        With --check it exits with 1 where a target is missed.
-        """
-        console = rich.console.Console(highlight=False, soft_wrap=True)
-        with naming("--preset, --mechanism or a size"):
-            chosen = preset or ("headline" if torch.cuda.is_available() else "small")
-            sizes = {"lengths": tokens, "total": total, "dim": dim, "heads": heads}
-            plan = plan_of(
-                chosen,
-                mechanism or (),
-                compiled=compile_,
-                **sizes,
-                directions=directions,
-                dtype=dtype,
-            )
-        with naming("--results, --plot or --check"):
-            _check_files(results or (), plot_, check)
-            rows = [row for file in results or () for row in read_rows(file)]
-        if results:
-            rows = _only(rows, mechanism or ())
-            title = ", ".join(file.stem.replace("_", " ") for file in results)
-        else:
-            rows, title = _measured(console, plan, out, seconds)
-        _show_crossovers(console, rows)
-        if plot_ is not None:
-            with naming("--plot"):
-                plot(rows, plot_, title=title)
-            console.print(f"The figure is {plot_}.")
-        if check and not _show_verdicts(console, rows):
-            raise typer.Exit(1)
+    With --check it exits with 1 where a target is missed.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with naming("--preset, --mechanism or a size"):
+        chosen = preset or ("headline" if torch.cuda.is_available() else "small")
+        sizes = {"lengths": tokens, "total": total, "dim": dim, "heads": heads}
+        plan = plan_of(
+            chosen,
+            mechanism or (),
+            compiled=compile_,
+            **sizes,
+            directions=directions,
+            dtype=dtype,
+        )
+    with naming("--results, --plot or --check"):
+        _check_files(results or (), plot_, check)
+        rows = [row for file in results or () for row in read_rows(file)]
+    if results:
+        rows = _only(rows, mechanism or ())
+        title = ", ".join(file.stem.replace("_", " ") for file in results)
+    else:
+        rows, title = _measured(console, plan, out, seconds)
+    _show_crossovers(console, rows)
+    if plot_ is not None:
+        with naming("--plot"):
+            plot(rows, plot_, title=title)
+        console.print(f"The figure is {plot_}.")
+    if check and not _show_verdicts(console, rows):
+        raise typer.Exit(1)
 
 
 def _check_files(results: Sequence[Path], figure: Path | None, check: bool) -> None:

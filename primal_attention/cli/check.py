@@ -7,19 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
+from rich.columns import Columns
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, build_attention
 from primal_attention.attention.primal.statistics import KSVDLayer
-from primal_attention.cli.mistakes import naming
+from primal_attention.cli.arguments import naming
 from primal_attention.objectives import ksvd_loss
 from primal_attention.testing import ContractError, Report, Status, check_attention
 from primal_attention.testing.adapters import adapt
-
-if TYPE_CHECKING:
-    from typer import Typer
 
 _DIM, _HEADS = 32, 4
 _DIM_NAMES = ("dim", "embed_dim", "d_model", "hidden_size")
@@ -35,39 +37,33 @@ _SIGNS = {
 }
 
 
-def register(program: "Typer") -> None:
-    """Add the command."""
-    import rich.console
-    import typer
-
-    @program.command()
-    def check(
-        name: Annotated[
-            str | None,
-            typer.Argument(help="A name of the registry, or package.module:factory; default: all."),
-        ] = None,
-        causal: Annotated[
-            bool | None,
-            typer.Option(help="Only the causal or the other form; default: all that there are."),
-        ] = None,
-        dim: Annotated[int | None, typer.Option(help=f"Model dimension; default: {_DIM}.")] = None,
-        heads: Annotated[int, typer.Option(help="Number of heads.")] = _HEADS,
-        adapter: Annotated[
-            str | None,
-            typer.Option(help="How the module is called: mha, hf, hf-additive or lucidrains."),
-        ] = None,
-    ) -> None:
-        """Hold attention modules to the contract; exit with 1 where one breaks it."""
-        with naming():  # what cannot be found or built; not a broken contract
-            candidates = list(_candidates(name, causal, dim, heads, adapter))
-            reports = list(_reports(candidates))
-        console = rich.console.Console()
-        if name is None:
-            _print_table(console, reports)
-        else:
-            for report in reports:
-                console.print(f"{report}\n", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(0 if all(report.passed for report in reports) else 1)
+def check(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A name of the registry, or package.module:factory; default: all."),
+    ] = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option(help="Only the causal or the other form; default: all that there are."),
+    ] = None,
+    dim: Annotated[int | None, typer.Option(help=f"Model dimension; default: {_DIM}.")] = None,
+    heads: Annotated[int, typer.Option(help="Number of heads.")] = _HEADS,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="How the module is called: mha, hf, hf-additive or lucidrains."),
+    ] = None,
+) -> None:
+    """Hold attention modules to the contract; exit with 1 where one breaks it."""
+    with naming():  # what cannot be found or built; not a broken contract
+        candidates = list(_candidates(name, causal, dim, heads, adapter))
+        reports = list(_reports(candidates))
+    console = Console()
+    if name is None:
+        _print_table(console, reports)
+    else:
+        for report in reports:
+            console.print(f"{report}\n", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if all(report.passed for report in reports) else 1)
 
 
 class Candidate(NamedTuple):
@@ -154,9 +150,6 @@ def _imported(path: str) -> Any:
 
 
 def _reports(candidates: Sequence[Candidate]) -> Iterator[Report]:
-    from rich.console import Console
-    from rich.progress import track
-
     progress = track(candidates, "checking", transient=True, console=Console(stderr=True))
     for label, module, causal, dim, objective in progress:
         try:
@@ -168,9 +161,6 @@ def _reports(candidates: Sequence[Candidate]) -> Iterator[Report]:
 
 def _print_table(console: Any, reports: Sequence[Report]) -> None:
     """One row a module, one column a clause; then what the numbers mean and what is not kept."""
-    from rich.columns import Columns
-    from rich.table import Table
-
     clauses = [result.name for result in reports[0].results]
     table = Table(title="Attention contract", box=None, padding=(0, 1, 0, 0))
     table.add_column("attention", no_wrap=True)

@@ -1,59 +1,49 @@
 """`primal evaluate`: loss and metric of a checkpoint."""
 
 import logging
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from rich.console import Console
 
-from primal_attention.cli.mistakes import naming
-from primal_attention.cli.runs import load_task
+from primal_attention.cli.arguments import (
+    SPLITS,
+    Accelerator,
+    Checkpoint,
+    Data,
+    Split,
+    check_name,
+    load_task,
+    naming,
+)
 from primal_attention.tasks import Cases, Encoding, SeriesEncoding, Task
 from primal_attention.training import finish, launch
 from primal_attention.training.evaluation import Evaluation
 from primal_attention.training.evaluation import evaluate as evaluate_cases
 from primal_attention.training.model_factory import Trained, load_trained
-from primal_attention.training.recipe import nearest
-
-if TYPE_CHECKING:
-    from typer import Typer
-
-SPLITS = ("test", "valid", "train")
 
 
-def register(program: "Typer") -> None:
-    """Add the command."""
-    import rich.console
-    import typer
-
-    @program.command()
-    def evaluate(
-        checkpoint: Annotated[Path, typer.Argument(help="A best.safetensors, or its directory.")],
-        split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
-        data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
-        accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    ) -> None:
-        """Measure a trained model on the data it was trained for."""
-        with naming("--split"):
-            _check_split(split)
-        with naming("CHECKPOINT"):
-            trained = load_trained(checkpoint)
-        task = load_task(trained.recipe, data)
-        with naming("--data"):
-            _check_same_data(trained, task)
-        cases: Cases = getattr(task, split)
-        found = _evaluated(trained, task, cases, accelerator)
-        recipe = trained.recipe
-        rich.console.Console(highlight=False, soft_wrap=True).print(
-            f"{recipe.task}, {recipe.model.name}, {recipe.run.protocol} protocol, "
-            f"seed {recipe.run.seed}: {split} {task.goal.metric} {found.value:.2f}, "
-            f"loss {found.loss:.4f} ({len(cases)} cases)"
-        )
-
-
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"no split is called {split!r}; {nearest(split, SPLITS)}")
+def evaluate(
+    checkpoint: Checkpoint,
+    split: Split = "test",
+    data: Data = None,
+    accelerator: Accelerator = "auto",
+) -> None:
+    """Measure a trained model on the data it was trained for."""
+    with naming("--split"):
+        check_name("split", split, SPLITS)
+    with naming("CHECKPOINT"):
+        trained = load_trained(checkpoint)
+    task = load_task(trained.recipe, data)
+    with naming("--data"):
+        _check_same_data(trained, task)
+    cases: Cases = getattr(task, split)
+    found = _evaluated(trained, task, cases, accelerator)
+    recipe = trained.recipe
+    Console(highlight=False, soft_wrap=True).print(
+        f"{recipe.task}, {recipe.model.name}, {recipe.run.protocol} protocol, "
+        f"seed {recipe.run.seed}: {split} {task.goal.metric} {found.value:.2f}, "
+        f"loss {found.loss:.4f} ({len(cases)} cases)"
+    )
 
 
 def _check_same_data(trained: Trained, task: Task) -> None:

@@ -5,52 +5,46 @@ import io
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
+import typer
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from primal_attention.array_files import read_array
 from primal_attention.atomic_files import write_text
-from primal_attention.cli.mistakes import naming
+from primal_attention.cli.arguments import naming
 from primal_attention.foreign_files import file_size, reading
 from primal_attention.tasks import Series, SeriesEncoding
 from primal_attention.tasks.ts_files import read_ts
 from primal_attention.training.model_factory import Trained, load_trained
 
-if TYPE_CHECKING:
-    from typer import Typer
-
 _BATCH_SIZE = 64
 
 
-def register(program: "Typer") -> None:
-    """Add the command."""
-    import rich.console
-    import typer
-
-    @program.command()
-    def predict(
-        file: Annotated[
-            Path,
-            typer.Argument(help="Series as .ts, or as .npy [cases, channels, length]."),
-        ],
-        checkpoint: Annotated[Path, typer.Option(help="A best.safetensors, or its directory.")],
-        out: Annotated[Path, typer.Option(help="The file to write.")] = Path("predictions.csv"),
-    ) -> None:
-        """Write the class and the probability of each class of every case in a file."""
-        with naming("--checkpoint"):
-            trained = load_trained(checkpoint)
-            encoding = _encoding(trained)
-        with naming("FILE"):
-            series = read_series(file)
-        with naming("--out"):
-            _check_folder(out)
-        console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
-        probabilities = torch.cat(list(_probabilities(trained, encoding, file, series, console)))
-        with naming("--out"):
-            write_text(out, _to_csv(trained.labels, probabilities))
-        console.print(f"{out}: {len(probabilities)} cases, {len(trained.labels)} classes")
+def predict(
+    file: Annotated[
+        Path,
+        typer.Argument(help="Series as .ts, or as .npy \\[cases, channels, length]."),
+    ],
+    checkpoint: Annotated[Path, typer.Option(help="A best.safetensors, or its directory.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("predictions.csv"),
+) -> None:
+    """Write the class and the probability of each class of every case in a file."""
+    with naming("--checkpoint"):
+        trained = load_trained(checkpoint)
+        encoding = _encoding(trained)
+    with naming("FILE"):
+        series = read_series(file)
+    with naming("--out"):
+        _check_folder(out)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    probabilities = torch.cat(list(_probabilities(trained, encoding, file, series, console)))
+    with naming("--out"):
+        write_text(out, _to_csv(trained.labels, probabilities))
+    console.print(f"{out}: {len(probabilities)} cases, {len(trained.labels)} classes")
 
 
 def _encoding(trained: Trained) -> SeriesEncoding:
@@ -108,8 +102,6 @@ def _probabilities(
     trained: Trained, encoding: SeriesEncoding, file: Path, series: Series, console: Any
 ) -> Iterator[Tensor]:
     """Those of each class [B, classes], for a few cases at a time: padding takes memory."""
-    from rich.progress import track
-
     starts = range(0, len(series), _BATCH_SIZE)
     for start in track(starts, "predicting", transient=True, console=console):
         with naming("FILE"), reading(file, "a file for this model", "give one of such series"):

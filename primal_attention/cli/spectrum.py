@@ -3,12 +3,17 @@
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
-from primal_attention.analysis import Spectrum, plot_spectra, spectrum
+from primal_attention.analysis import Spectrum, plot_spectra
+from primal_attention.analysis import spectrum as measure_spectrum
 from primal_attention.analysis.plot_style import save_figure
 from primal_attention.analysis.spectrum import (
     MEASURES,
@@ -19,15 +24,9 @@ from primal_attention.analysis.spectrum import (
 )
 from primal_attention.analysis.suggestion import suggestion_from
 from primal_attention.atomic_files import write_text
-from primal_attention.cli.evaluate import SPLITS
-from primal_attention.cli.mistakes import naming
-from primal_attention.cli.runs import load_task
+from primal_attention.cli.arguments import SPLITS, Checkpoint, Split, check_name, load_task, naming
 from primal_attention.tasks import Cases
 from primal_attention.training.model_factory import Trained, load_trained
-from primal_attention.training.recipe import nearest
-
-if TYPE_CHECKING:
-    from typer import Typer
 
 PNG, LAYERS, CURVES = "spectrum.png", "spectrum.csv", "spectrum_curves.csv"
 _BATCH_SIZE = 8
@@ -43,57 +42,46 @@ _COLUMNS = (  # of two lines, so that they fit into 80 columns
 )
 
 
-def register(program: "Typer") -> None:
-    """Add the command."""
-    import rich.console
-    import typer
-
-    @program.command(name="spectrum")
-    def command(
-        checkpoint: Annotated[Path, typer.Argument(help="A best.safetensors, or its directory.")],
-        data: Annotated[
-            Path | None, typer.Argument(help="Folder of the data set; default: where it was.")
-        ] = None,
-        against: Annotated[
-            Path | None, typer.Option(help="Another checkpoint for the same data.")
-        ] = None,
-        split: Annotated[str, typer.Option(help="test, valid or train.")] = "valid",
-        cases: Annotated[int, typer.Option(min=1, help="How many cases to look at.")] = 64,
-        energy: Annotated[float, typer.Option(help="Share that directions are to explain.")] = 0.9,
-        out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
-    ) -> None:
-        """Show spectra of the attention of a trained model; write a figure and tables."""
-        with naming("--split"):
-            _check_split(split)
-        with naming("--energy"):
-            check_energy(energy)
-        with naming("--out"):
-            _check_folder(out)
-        with naming("CHECKPOINT"):
-            trained = [load_trained(checkpoint)]
-        with naming("--against"):
-            trained += [] if against is None else [_comparable(load_trained(against), trained[0])]
-        task = load_task(trained[0].recipe, data)
-        chosen: Cases = getattr(task, split)
-        with naming("CHECKPOINT or DATA"):
-            if trained[0].sizes != task.sizes:
-                raise ValueError(f"{task.name} has {task.sizes}, not {trained[0].sizes}")
-            spectra = _spectra(trained, chosen, cases)
-            figure = plot_spectra(spectra)
-        console = rich.console.Console(highlight=False)
-        for name, each in spectra.items():
-            _print(console, name, each, energy)
-        save_figure(figure, out / PNG)
-        write_text(out / LAYERS, layers_csv(spectra))
-        write_text(out / CURVES, curves_csv(spectra))
-        number = min(cases, len(chosen))
-        written = ", ".join(str(out / name) for name in (PNG, LAYERS, CURVES))
-        console.print(f"{number} {split} cases; wrote {written}", soft_wrap=True)
-
-
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"no split is called {split!r}; {nearest(split, SPLITS)}")
+def spectrum(
+    checkpoint: Checkpoint,
+    data: Annotated[
+        Path | None, typer.Argument(help="Folder of the data set; default: where it was.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another checkpoint for the same data.")
+    ] = None,
+    split: Split = "valid",
+    cases: Annotated[int, typer.Option(min=1, help="How many cases to look at.")] = 64,
+    energy: Annotated[float, typer.Option(help="Share that directions are to explain.")] = 0.9,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
+) -> None:
+    """Show spectra of the attention of a trained model; write a figure and tables."""
+    with naming("--split"):
+        check_name("split", split, SPLITS)
+    with naming("--energy"):
+        check_energy(energy)
+    with naming("--out"):
+        _check_folder(out)
+    with naming("CHECKPOINT"):
+        trained = [load_trained(checkpoint)]
+    with naming("--against"):
+        trained += [] if against is None else [_comparable(load_trained(against), trained[0])]
+    task = load_task(trained[0].recipe, data)
+    chosen: Cases = getattr(task, split)
+    with naming("CHECKPOINT or DATA"):
+        if trained[0].sizes != task.sizes:
+            raise ValueError(f"{task.name} has {task.sizes}, not {trained[0].sizes}")
+        spectra = _spectra(trained, chosen, cases)
+        figure = plot_spectra(spectra)
+    console = Console(highlight=False)
+    for name, each in spectra.items():
+        _print(console, name, each, energy)
+    save_figure(figure, out / PNG)
+    write_text(out / LAYERS, layers_csv(spectra))
+    write_text(out / CURVES, curves_csv(spectra))
+    number = min(cases, len(chosen))
+    written = ", ".join(str(out / name) for name in (PNG, LAYERS, CURVES))
+    console.print(f"{number} {split} cases; wrote {written}", soft_wrap=True)
 
 
 def _check_folder(out: Path) -> None:
@@ -116,7 +104,7 @@ def _spectra(trained: list[Trained], cases: Cases, number: int) -> dict[str, Spe
     if len(set(names)) < len(names):
         names = [f"{each.recipe.model.name}, {place}" for place, each in enumerate(trained, 1)]
     return {
-        name: spectrum(each.model, _batches(cases, number))
+        name: measure_spectrum(each.model, _batches(cases, number))
         for name, each in zip(names, trained, strict=True)
     }
 
@@ -128,9 +116,6 @@ def _batches(cases: Cases, number: int) -> Iterator[Mapping[str, Tensor]]:
 
 
 def _print(console: Any, name: str, measured: Spectrum, energy: float) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     labels, pattern = short_names([layer.name for layer in measured.layers])
     table = Table(
         title=f"{name}: attention layers, means over heads and cases",

@@ -4,10 +4,26 @@ import logging
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from primal_attention.cli.mistakes import naming
-from primal_attention.cli.runs import check_directory, check_model, load_task, recipe_of
+import typer
+from rich.console import Console
+
+from primal_attention.cli.arguments import (
+    Accelerator,
+    Data,
+    Model,
+    Quiet,
+    Runs,
+    Seed,
+    Settings,
+    TaskName,
+    check_directory,
+    check_model,
+    load_task,
+    naming,
+    recipe_of,
+)
 from primal_attention.cli.train import resumable
 from primal_attention.tasks import Task
 from primal_attention.training import Watcher, launch, progress_bar, train_in
@@ -21,72 +37,60 @@ from primal_attention.training.sweeps import (
     under_way,
 )
 
-if TYPE_CHECKING:
-    from typer import Typer
-
 _TRIALS = 30
 
 
-def register(program: "Typer") -> None:
-    """Add the command."""
-    import rich.console
-    import typer
-
-    @program.command()
-    def sweep(  # noqa: PLR0913 - each is an option of the command
-        task: Annotated[str, typer.Argument(help="For instance uea/JapaneseVowels.")],
-        model: Annotated[str, typer.Option(help="primalformer, primal_plus, softmax, ...")],
-        trials: Annotated[
-            int, typer.Option(min=1, help="Of the whole study; a grid has no more than it has.")
-        ] = _TRIALS,
-        sampler: Annotated[str, typer.Option(help="grid (of the paper) or tpe.")] = "grid",
-        protocol: Annotated[
-            str, typer.Option(help="clean; paper selects on the test cases.")
-        ] = "clean",
-        seed: Annotated[int, typer.Option(help="Of weights, order and split.")] = 0,
-        set_: Annotated[
-            list[str] | None,
-            typer.Option("--set", help="A setting key=value of all trials."),
-        ] = None,
-        study: Annotated[
-            str | None, typer.Option(help="Its name; default: from task, model and sampler.")
-        ] = None,
-        storage: Annotated[
-            str | None,
-            typer.Option(help="URL of a database that machines share; default: a file in --out."),
-        ] = None,
-        out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
-        data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
-        accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-        quiet: Annotated[bool, typer.Option(help="No progress, only the outcome.")] = False,
-    ) -> None:
-        """Search for settings on validation cases; run it again, or elsewhere too, to go on."""
-        recipe = recipe_of(task, model, protocol, seed, set_ or ())
-        console = rich.console.Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-        with naming("--protocol or --set valid_fraction"):
-            _check_selection(recipe)
-        if protocol == "paper":
-            console.print("warning: the paper's protocol selects settings on the test cases")
-        with naming("--sampler"):
-            space = space_of(sampler, model)
-        cases = load_task(recipe, data)
-        check_model(recipe, cases.sizes)
-        name = study or "-".join([*task.split("/"), model, protocol, f"seed{seed}", sampler])
-        folder = out / "sweeps" / name
-        with naming("--storage or --study"):
-            _silence_optuna()
-            opened = open_study(
-                name,
-                storage or f"sqlite:///{folder / 'study.db'}",
-                recipe,
-                space,
-                higher_is_better=cases.goal.higher_is_better,
-            )
-        console.print(f"{folder}: {len(finished(opened))} trials are done")
-        runner = _Runner(recipe, cases, folder, accelerator, None if quiet else console)
-        with resumable(folder):
-            run_trials(opened, space, trials, runner)
-        _print_best(opened, recipe, set_ or ())
+def sweep(  # noqa: PLR0913 - each is an option of the command
+    task: TaskName,
+    model: Model,
+    trials: Annotated[
+        int, typer.Option(min=1, help="Of the whole study; a grid has no more than it has.")
+    ] = _TRIALS,
+    sampler: Annotated[str, typer.Option(help="grid (of the paper) or tpe.")] = "grid",
+    protocol: Annotated[
+        str, typer.Option(help="clean; paper selects on the test cases.")
+    ] = "clean",
+    seed: Seed = 0,
+    set_: Settings = None,
+    study: Annotated[
+        str | None, typer.Option(help="Its name; default: from task, model and sampler.")
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="URL of a database that machines share; default: a file in --out."),
+    ] = None,
+    out: Runs = Path("runs"),
+    data: Data = None,
+    accelerator: Accelerator = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Search for settings on validation cases; run it again, or elsewhere too, to go on."""
+    recipe = recipe_of(task, model, protocol, seed, set_ or ())
+    console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+    with naming("--protocol or --set valid_fraction"):
+        _check_selection(recipe)
+    if protocol == "paper":
+        console.print("warning: the paper's protocol selects settings on the test cases")
+    with naming("--sampler"):
+        space = space_of(sampler, model)
+    cases = load_task(recipe, data)
+    check_model(recipe, cases.sizes)
+    name = study or "-".join([*task.split("/"), model, protocol, f"seed{seed}", sampler])
+    folder = out / "sweeps" / name
+    with naming("--storage or --study"):
+        _silence_optuna()
+        opened = open_study(
+            name,
+            storage or f"sqlite:///{folder / 'study.db'}",
+            recipe,
+            space,
+            higher_is_better=cases.goal.higher_is_better,
+        )
+    console.print(f"{folder}: {len(finished(opened))} trials are done")
+    runner = _Runner(recipe, cases, folder, accelerator, None if quiet else console)
+    with resumable(folder):
+        run_trials(opened, space, trials, runner)
+    _print_best(opened, recipe, set_ or ())
 
 
 def _silence_optuna() -> None:
@@ -127,8 +131,6 @@ class _Runner:
 
 
 def _print_best(study: Any, recipe: Recipe, settings: Sequence[str]) -> None:
-    from rich.console import Console
-
     console = Console(highlight=False, soft_wrap=True)
     done, others = len(finished(study)), len(under_way(study))
     if others:

@@ -6,10 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
 
 from primal_attention.atomic_files import write_text
-from primal_attention.cli.mistakes import naming
+from primal_attention.cli.arguments import naming
 from primal_attention.training.recipe import nearest
 from primal_attention.training.results import Estimate, Row, read_rows
 from primal_attention.training.tables import (
@@ -25,60 +29,51 @@ from primal_attention.training.tables import (
     why_left_out,
 )
 
-if TYPE_CHECKING:
-    from typer import Typer
-
 _DASH = "-"
 
 
-def register(program: "Typer") -> None:
-    """Add the command."""
-    import rich.console
-    import typer
-
-    @program.command()
-    def table(
-        name: Annotated[str, typer.Argument(help="For instance uea, table6 or table8_projection.")],
-        folder: Annotated[
-            Path, typer.Option(help="The reproduction suite, with the paper's numbers.")
-        ] = Path("reproduction"),
-        results: Annotated[
-            list[Path] | None,
-            typer.Option(help="Files of results; default: that of the table, else runs/."),
-        ] = None,
-        column: Annotated[
-            list[str] | None, typer.Option(help="Columns to show; default: those with runs.")
-        ] = None,
-        protocol: Annotated[
-            list[str] | None, typer.Option(help="Protocols to show; default: all.")
-        ] = None,
-        set_: Annotated[
-            list[str] | None,
-            typer.Option("--set", help="Show runs with this setting key=value instead."),
-        ] = None,
-        csv: Annotated[Path | None, typer.Option(help="Write the table as CSV.")] = None,
-        markdown: Annotated[Path | None, typer.Option(help="Write it as Markdown.")] = None,
-    ) -> None:
-        """Show the paper's numbers beside ours: mean, 95 % interval and number of seeds."""
-        with naming("NAME or --folder"):
-            path = find_expected(name, folder)
-            expected = read_expected(path)
-        with naming("--protocol"):
-            expected = replace(expected, protocols=_protocols(expected, protocol))
-        with naming("--results"):
-            files = _existing(results) or _default_results(path.parent)
-            rows = [row for file in files for row in read_rows(file)]
-        with naming("--column, --set or --results"):
-            filled = fill(expected, rows, columns=column or (), settings=set_ or ())
-        console = rich.console.Console(highlight=False)
-        for columns in _side_by_side(filled, console.width):
-            console.print(_rich_table(filled, columns))
-        for note in _notes(filled, files, rows):
-            console.print(note, markup=False, soft_wrap=True)
-        for out, text in ((csv, _to_csv(filled)), (markdown, _to_markdown(filled, files, rows))):
-            if out is not None:
-                with naming("--csv or --markdown"):
-                    write_text(out, text)
+def table(
+    name: Annotated[str, typer.Argument(help="For instance uea, table6 or table8_projection.")],
+    folder: Annotated[
+        Path, typer.Option(help="The reproduction suite, with the paper's numbers.")
+    ] = Path("reproduction"),
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(help="Files of results; default: that of the table, else runs/."),
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="Columns to show; default: those with runs.")
+    ] = None,
+    protocol: Annotated[
+        list[str] | None, typer.Option(help="Protocols to show; default: all.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Show runs with this setting key=value instead."),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table as CSV.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write it as Markdown.")] = None,
+) -> None:
+    """Show the paper's numbers beside ours: mean, 95 % interval and number of seeds."""
+    with naming("NAME or --folder"):
+        path = find_expected(name, folder)
+        expected = read_expected(path)
+    with naming("--protocol"):
+        expected = replace(expected, protocols=_protocols(expected, protocol))
+    with naming("--results"):
+        files = _existing(results) or _default_results(path.parent)
+        rows = [row for file in files for row in read_rows(file)]
+    with naming("--column, --set or --results"):
+        filled = fill(expected, rows, columns=column or (), settings=set_ or ())
+    console = Console(highlight=False)
+    for columns in _side_by_side(filled, console.width):
+        console.print(_rich_table(filled, columns))
+    for note in _notes(filled, files, rows):
+        console.print(note, markup=False, soft_wrap=True)
+    for out, text in ((csv, _to_csv(filled)), (markdown, _to_markdown(filled, files, rows))):
+        if out is not None:
+            with naming("--csv or --markdown"):
+                write_text(out, text)
 
 
 def _protocols(expected: Expected, chosen: Sequence[str] | None) -> tuple[str, ...]:
@@ -129,8 +124,6 @@ def _key_texts(table: Table) -> list[list[str]]:
 
 
 def _rich_table(table: Table, columns: Sequence[str]) -> Any:
-    from rich.table import Table as RichTable
-
     shown = RichTable(title=table.expected.title, title_justify="left", padding=(0, 1))
     for name in _key_names(table):
         shown.add_column(name, no_wrap=True)

@@ -7,11 +7,27 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
 
 from primal_attention.atomic_files import UnreadableFileError
-from primal_attention.cli.mistakes import naming
-from primal_attention.cli.runs import check_directory, check_model, load_task, recipe_of
+from primal_attention.cli.arguments import (
+    Accelerator,
+    Data,
+    Model,
+    Quiet,
+    Runs,
+    Seed,
+    Settings,
+    TaskName,
+    check_directory,
+    check_model,
+    load_task,
+    naming,
+    recipe_of,
+)
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
 from primal_attention.training.checkpoint import BEST, LAST
 from primal_attention.training.devices import LostPeerError, from_first, with_peers
@@ -20,71 +36,55 @@ from primal_attention.training.results import add_rows, current_commit, read_row
 from primal_attention.training.run_directory import RESULT, directory_of
 from primal_attention.training.tables import printed_in
 
-if TYPE_CHECKING:
-    from typer import Typer
-
 RESULTS = "results.csv"
 
 
-def register(program: "Typer") -> None:
-    """Add the command."""
-    import rich.console
-    import typer
-
-    @program.command()
-    def train(  # noqa: PLR0913 - each is an option of the command
-        task: Annotated[
-            str, typer.Argument(help="For instance uea/JapaneseVowels or lra/listops.")
-        ],
-        model: Annotated[str, typer.Option(help="primalformer, primal_plus, softmax, ...")],
-        protocol: Annotated[str, typer.Option(help="clean, or paper.")] = "clean",
-        seed: Annotated[int, typer.Option(help="Of weights, order and split.")] = 0,
-        set_: Annotated[
-            list[str] | None,
-            typer.Option("--set", help="A setting key=value, as often as you like."),
-        ] = None,
-        out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
-        data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
-        accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-        devices: Annotated[
-            str | None, typer.Option(help="How many; default: 1, or those of torchrun.")
-        ] = None,
-        strategy: Annotated[str, typer.Option(help="auto, ddp or fsdp.")] = "auto",
-        num_nodes: Annotated[
-            int | None, typer.Option(help="Machines; default: 1, or those of torchrun.")
-        ] = None,
-        save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
-        quiet: Annotated[bool, typer.Option(help="No progress, only the outcome.")] = False,
-    ) -> None:
-        """Train a recipe; the same command again goes on where it was interrupted."""
-        recipe = recipe_of(task, model, protocol, seed, set_ or ())
-        cases = load_task(recipe, data)
-        check_model(recipe, cases.sizes)
-        directory = directory_of(out, recipe)
-        check_directory(directory, recipe)
-        with naming("--out"):
-            read_rows(out / RESULTS)  # the row of this run is to go there
-        logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
-        with naming("--devices, --accelerator, --strategy or --set precision"):
-            fabric = launch(
-                recipe.run.precision,
-                accelerator=accelerator,
-                devices=devices or os.environ.get("LOCAL_WORLD_SIZE", "1"),
-                num_nodes=num_nodes or int(os.environ.get("GROUP_WORLD_SIZE", "1")),
-                strategy=strategy,
-            )
-        console = rich.console.Console(stderr=True, quiet=quiet or not fabric.is_global_zero)
-        console.print(_where(directory), highlight=False, soft_wrap=True)
-        watcher = Watcher() if quiet else progress_bar(console)
-        with resumable(directory, silent=not fabric.is_global_zero), with_peers(fabric):
-            outcome = train_in(
-                directory, recipe, cases, fabric, watcher=watcher, save_every=save_every
-            )
-            row = [row_of(outcome, current_commit())]
-            from_first(fabric, lambda: add_rows(out / RESULTS, row))
-            if fabric.is_global_zero:
-                _print_outcome(outcome, directory, data)
-            finish(fabric)
+def train(  # noqa: PLR0913 - each is an option of the command
+    task: TaskName,
+    model: Model,
+    protocol: Annotated[str, typer.Option(help="clean, or paper.")] = "clean",
+    seed: Seed = 0,
+    set_: Settings = None,
+    out: Runs = Path("runs"),
+    data: Data = None,
+    accelerator: Accelerator = "auto",
+    devices: Annotated[
+        str | None, typer.Option(help="How many; default: 1, or those of torchrun.")
+    ] = None,
+    strategy: Annotated[str, typer.Option(help="auto, ddp or fsdp.")] = "auto",
+    num_nodes: Annotated[
+        int | None, typer.Option(help="Machines; default: 1, or those of torchrun.")
+    ] = None,
+    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    quiet: Quiet = False,
+) -> None:
+    """Train a recipe; the same command again goes on where it was interrupted."""
+    recipe = recipe_of(task, model, protocol, seed, set_ or ())
+    cases = load_task(recipe, data)
+    check_model(recipe, cases.sizes)
+    directory = directory_of(out, recipe)
+    check_directory(directory, recipe)
+    with naming("--out"):
+        read_rows(out / RESULTS)  # the row of this run is to go there
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    with naming("--devices, --accelerator, --strategy or --set precision"):
+        fabric = launch(
+            recipe.run.precision,
+            accelerator=accelerator,
+            devices=devices or os.environ.get("LOCAL_WORLD_SIZE", "1"),
+            num_nodes=num_nodes or int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+            strategy=strategy,
+        )
+    console = Console(stderr=True, quiet=quiet or not fabric.is_global_zero)
+    console.print(_where(directory), highlight=False, soft_wrap=True)
+    watcher = Watcher() if quiet else progress_bar(console)
+    with resumable(directory, silent=not fabric.is_global_zero), with_peers(fabric):
+        outcome = train_in(directory, recipe, cases, fabric, watcher=watcher, save_every=save_every)
+        row = [row_of(outcome, current_commit())]
+        from_first(fabric, lambda: add_rows(out / RESULTS, row))
+        if fabric.is_global_zero:
+            _print_outcome(outcome, directory, data)
+        finish(fabric)
 
 
 def _where(directory: Path) -> str:
@@ -104,7 +104,6 @@ def resumable(directory: Path, *, silent: bool = False) -> Iterator[None]:
         directory: Where the run is.
         silent: Say nothing of what the first process says too.
     """
-    import typer
 
     def end(code: int, text: str, *, of_all: bool = True) -> NoReturn:
         if not (silent and of_all):
@@ -134,8 +133,6 @@ def _tell_of_thread(error: threading.ExceptHookArgs) -> None:
 
 
 def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None:
-    from rich.console import Console
-
     on_test = outcome.recipe.data.valid_fraction is None
     unit = "epoch" if outcome.recipe.optim.steps is None else "step"
     selection = f"best {unit} on {'the test' if on_test else 'validation'} cases"

@@ -95,15 +95,16 @@ class UeaSets(PreparedSets[TrainAndTest]):
         except ImportError as error:
             reason = "aeon would download them: pip install 'primal-attention[timeseries]'"
             raise FileNotFoundError(f"{self._advice(name, folder)} ({reason})") from error
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as incoming:
+        #   Not in the folder, which a failed download would leave behind, empty.
+        there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+        with tempfile.TemporaryDirectory(dir=there, prefix=f".{name}.") as incoming:
             try:
                 aeon.load_classification(name, split="train", extract_path=incoming)
                 parts = self._read_files(name, Path(incoming) / name)
             except (OSError, ValueError) as error:
                 reason = f"the download failed: {error}"
                 raise FileNotFoundError(f"{self._advice(name, folder)} ({reason})") from error
-            (folder / name).mkdir(exist_ok=True)  # the files are whole, and put in place now
+            (folder / name).mkdir(parents=True, exist_ok=True)
             for file in _files(name, Path(incoming) / name):
                 file.replace(folder / name / file.name)
         return parts

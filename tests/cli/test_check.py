@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from primal_attention import cli
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
+from primal_attention.cli import check as check_module
 from primal_attention.testing.adapters import (
     HuggingFaceAdapter,
     LucidrainsAdapter,
@@ -74,8 +75,10 @@ def failed(output: str) -> set[str]:
 
 
 def test_the_registry_is_checked_in_all_its_forms(monkeypatch):
-    monkeypatch.setattr(cli.check, "ATTENTIONS", {"softmax": Quick})
-    monkeypatch.setattr(cli.check, "build_attention", lambda name, *args, **kw: Quick(*args, **kw))
+    monkeypatch.setattr(check_module, "ATTENTIONS", {"softmax": Quick})
+    monkeypatch.setattr(
+        check_module, "build_attention", lambda name, *args, **kw: Quick(*args, **kw)
+    )
     result = run()
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -89,9 +92,9 @@ def test_the_registry_is_checked_in_all_its_forms(monkeypatch):
 
 
 def test_a_broken_mechanism_of_the_registry_gives_exit_code_1(monkeypatch):
-    monkeypatch.setattr(cli.check, "ATTENTIONS", {"mine": KeysUnmasked})
+    monkeypatch.setattr(check_module, "ATTENTIONS", {"mine": KeysUnmasked})
     monkeypatch.setattr(
-        cli.check, "build_attention", lambda name, *args, **kw: KeysUnmasked(*args, **kw)
+        check_module, "build_attention", lambda name, *args, **kw: KeysUnmasked(*args, **kw)
     )
     result = run("--no-causal")
     assert result.exit_code == 1
@@ -160,7 +163,7 @@ def test_mistakes_are_named(arguments, message):
 
 def test_a_mechanism_without_a_causal_form_says_so(monkeypatch):
     monkeypatch.setattr(Quick, "mechanism", Quick.mechanism._replace(causal=False))
-    monkeypatch.setattr(cli.check, "ATTENTIONS", {"mine": Quick})
+    monkeypatch.setattr(check_module, "ATTENTIONS", {"mine": Quick})
     result = run("mine", "--causal")
     assert result.exit_code == 2
     assert "mine has no causal form" in result.stderr

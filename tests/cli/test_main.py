@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+import primal_attention
 from primal_attention import cli
+from primal_attention.training import find_recipe
 
 from .command import TASK, primal, told, train
 
@@ -19,6 +21,7 @@ COMMANDS = [
     "report",
     "table",
     "sweep",
+    "settings",
     "data",
     "check",
     "bench",
@@ -49,6 +52,22 @@ def test_every_command_explains_itself(command):
     result = primal(command, "--help")
     assert result.exit_code == 0
     assert f"{command} [OPTIONS]" in result.stdout
+
+
+def test_it_says_its_version():
+    assert primal("--version").stdout.strip() == f"primal-attention {primal_attention.__version__}"
+
+
+def test_help_shows_brackets_that_are_no_markup():
+    assert ".npy [cases, channels, length]" in told(primal("predict", "--help"))
+
+
+def test_settings_of_a_recipe_can_be_given_back():
+    listed = primal("settings", TASK, "--model", "primal_plus").stdout.splitlines()
+    recipe = find_recipe(TASK, "primal_plus", "clean")
+    again = recipe.with_settings(listed)
+    assert again.replace(attention=recipe.model.attention) == recipe
+    assert "attention.samples_per_direction=10" in listed
 
 
 def test_it_is_a_module_too():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from primal_attention.cli import train as train_module
-from primal_attention.cli.runs import recipe_of
+from primal_attention.cli.arguments import recipe_of
 from primal_attention.training import Watcher
 from primal_attention.training.run_directory import directory_of
 
