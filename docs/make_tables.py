@@ -242,6 +242,44 @@ def norms() -> str:
     return markdown(["norm of", "input", "output", "its part that varies over tokens"], lines)
 
 
+# Offline reinforcement learning
+
+D4RL = STUDIES / "table4_d4rl"
+
+
+@table
+def d4rl_sets() -> str:
+    """Behaviour, size and scores of the D4RL-like sets."""
+    lines, behaviours = [], defaultdict(list)
+    rows = rows_of(D4RL / "data.csv")
+    for row in rows:
+        if row["policy"]:
+            name = re.sub(r"^.*?-|\.npz| 0\.0$", "", row["policy"])
+            behaviours[row["dataset"]].append(f"{name} {float(row['score']):.1f}")
+    for row in rows:
+        if not row["policy"]:
+            score = f"{float(row['score']):.1f} ± {float(row['deviation']):.1f}"
+            sizes = [row["episodes"], thousands(row["transitions"])]
+            name = row["dataset"]
+            numbers = [*sizes, score, f"{float(row['best']):.1f}"]
+            lines.append([f"`{name}`", "; ".join(behaviours[name]), *numbers])
+    heads = ["set", "behaviour: policy, noise, mean score", "episodes", "transitions"]
+    return markdown([*heads, "score, mean ± deviation", "best"], lines, words=2)
+
+
+@table
+def action_time() -> str:
+    """Milliseconds of an action by model, mode and step."""
+    rows = {(row["model"], row["mode"]): row for row in rows_of(D4RL / "action_time.csv")}
+    steps = ("step_20_ms", "step_100_ms", "step_300_ms", "step_999_ms")
+    lines = []
+    for model in dict.fromkeys(model for model, _ in rows):
+        cells = [rows[model, "window"][steps[-1]], *(rows[model, "state"][step] for step in steps)]
+        lines.append([f"`{model}`", *(f"{float(cell):.1f}" for cell in cells)])
+    heads = ["model", "window, step 999", "state, step 20", "step 100", "step 300", "step 999"]
+    return markdown(heads, lines)
+
+
 # Accuracy
 
 
