@@ -278,6 +278,48 @@ def test_compiled_registered_and_counted(device, monkeypatch):
     assert counter.get_total_flops() > 0
 
 
+def test_recorded_passes_are_repeated(device, monkeypatch):
+    """The third call and those after it repeat what the second has done."""
+    monkeypatch.setattr("primal_attention.ops.op.REPLAYED", {"cpu", "cuda"})
+    case = BOTH_WAYS._replace(length=9)
+    given = case.tensors(device)
+    with fused_ops("always"):
+        gradients(case.run, given), gradients(case.run, given)
+        other = [x.roll(1, -1) for x in given]
+        found = gradients(case.run, other)
+    with fused_ops("never"):
+        expected = gradients(case.run, [x.double() for x in other])
+    for one, exact in zip(found, expected, strict=True):
+        assert_near(one, exact, 1e-6)
+
+
+LAYERS = {
+    "primal_time": {"num_directions": 3},
+    "primal": {"num_directions": 3, "weights": "dual", "decay": "fixed", "rotary": True},
+    "linear": {"decay": "learned"},
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_with_a_time_give_the_same_fused(device, name, causal):
+    """The layers of the package, with their objective, by the op and in plain PyTorch."""
+    from primal_attention import build_attention, ksvd_loss
+
+    torch.manual_seed(0)
+    module = build_attention(name, 12, 2, causal=causal, **LAYERS[name]).to(device)
+    mask = token_masks(B, 19)["holes"].to(device)
+    x = randn(B, 19, 12).float().to(device).requires_grad_()
+    results = []
+    for when in ("always", "never"):
+        with fused_ops(when):
+            y = module(x, token_mask=mask)
+            loss = y.square().sum() + (0 if name == "linear" else ksvd_loss(module))
+            grads = torch.autograd.grad(loss, [x, *module.parameters()])
+        results.append([y.detach(), loss.detach()[None], *grads])
+    assert_near(results[0], [t.double() for t in results[1]], 2e-5)
+
+
 def test_gradients_of_gradients(device):
     """By the eager form."""
     case = BOTH_WAYS._replace(length=5, width=3, columns=2)
