@@ -160,7 +160,7 @@ def test_values_and_gradients(device, kind, dtype, scores, without, skipped):
     check(inputs, skipped=skipped)
 
 
-@pytest.mark.parametrize("feature_map", filter(has_fused_form, MAPS))
+@pytest.mark.parametrize("feature_map", [*filter(has_fused_form, MAPS)])
 @pytest.mark.parametrize("kind", ["static", "dual causal"])
 def test_maps(device, kind, feature_map):
     check(case(device, kind, N=23, mask=token_masks(B, 23)["holes"], maps=(feature_map, "elu")))

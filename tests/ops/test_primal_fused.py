@@ -59,7 +59,7 @@ def test_gradients_of_some_outputs(device, skipped):
 
 
 @pytest.mark.parametrize("other", ["cosine", "elu"])
-@pytest.mark.parametrize("one", filter(has_fused_form, MAPS))
+@pytest.mark.parametrize("one", [*filter(has_fused_form, MAPS)])
 def test_maps(device, one, other):
     check(tensors(device), MASKS["holes"].to(device), (one, other))
 

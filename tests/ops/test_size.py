@@ -24,7 +24,7 @@ def test_lines(part):
 
 
 def is_device_code(function: ast.FunctionDef) -> bool:
-    return any("jit" in ast.unparse(each) for each in function.decorator_list)
+    return any(re.search("jit|launched", ast.unparse(each)) for each in function.decorator_list)
 
 
 def long_signatures(source: str) -> list[str]:

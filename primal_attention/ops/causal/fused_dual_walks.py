@@ -165,8 +165,7 @@ def read_from(base, far, far_factor, far_rows, far_side, PRECISION: tl.constexpr
     return lowered_product(past(kernel_matrix), far_rows, read, PRECISION)
 
 
-@launched
-@triton.jit
+@launched()
 def segment_sums(
     z, h, mask, moments, gram, strides, h_strides, N, H, number, tokens,
     P: tl.constexpr, S: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr,
@@ -204,8 +203,7 @@ def segment_sums(
         store_stacked(gram, program, sum_phi, P, P)
 
 
-@launched
-@triton.jit
+@launched()
 def segment_gradients(
     q, k, c_e, c_r, counts, mask, d_out, dq_moments, dk_moments,
     q_strides, k_strides, c_e_strides, c_r_strides, count_strides, d_out_strides,
@@ -252,8 +250,7 @@ def segment_gradients(
         store_stacked(dq_moments, program, times(sum_k, tl.trans(map_r), PRECISION), P, S)
 
 
-@launched
-@triton.jit(do_not_specialize=["number", "size", "gram_size"])
+@launched("number", "size", "gram_size")
 def running_sums(
     start_0, moments_0, result_0, parts_0, gram_0, start_1, moments_1, result_1, parts_1, gram_1,
     inverse_n, number, size, gram_size,
@@ -308,8 +305,7 @@ def _added_side(parts, gram, number, size, HEIGHT: tl.constexpr, WIDTH: tl.const
         tl.store(gram + b * size + place, total, mask=place < size)
 
 
-@launched
-@triton.jit
+@launched()
 def forward_walk(
     q, k, h_e, h_r, c_e, c_r, bias, q_before, k_before, counts, mask, inverse_n,
     out, q_after, k_after, states,
@@ -368,8 +364,7 @@ def forward_walk(
         store_stacked(k_after, b * H + h, k_side * share_of_one, P, S)
 
 
-@launched
-@triton.jit
+@launched()
 def backward_walk(
     q, k, h_e, h_r, c_e, c_r, counts, mask, inverse_n, states, d_out, dq_after, dk_after,
     d_gram_q, d_gram_k, dq, dk, dh_e, dh_r, columns, dc_e, dc_r, d_bias, dq_before, dk_before,

@@ -277,8 +277,7 @@ def _added(
         return rows
 
 
-@launched
-@triton.jit
+@launched()
 def add_segments(
     x, counts, mask, strides, count_strides, N, H, number, tokens, sums,
     C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
@@ -302,8 +301,7 @@ def add_segments(
     store_row(sums, program, tl.sum(total, 0), C, WIDTH)
 
 
-@launched
-@triton.jit
+@launched()
 def walk_along(
     x, counts, mask, strides, count_strides, N, H, number, tokens, sums, carry, y, total, columns,
     y_strides,

@@ -291,8 +291,7 @@ def _until(time, total):
     return tl.exp(tl.minimum(time - total, 0.0))
 
 
-@launched
-@triton.jit
+@launched()
 def segment_states(
     z, values, steps, mask, states, ends, elapsed, passed, z_strides, value_strides,
     N, H, number, tokens,
@@ -367,8 +366,7 @@ def _walk_segment(
         tl.store(passed + program, time, mask=column == 0)
 
 
-@launched
-@triton.jit(do_not_specialize=["number", "H"])
+@launched("number", "H")
 def join_segments(
     ends, passed, start, starts, after, H, number, size,
     SIDES: tl.constexpr, BACKWARD: tl.constexpr, WIDTH: tl.constexpr,
@@ -471,8 +469,7 @@ def _weights(near, far, part, PAST: tl.constexpr, LATER: tl.constexpr):
     return weight
 
 
-@launched
-@triton.jit
+@launched()
 def read_blocks(
     z, values, steps, mask,
     past, past_starts, past_elapsed, later, later_starts, later_elapsed, out,
@@ -532,8 +529,7 @@ def _read_block(
         _write(out, reader, b, h, first, N, scaled(read, f_near), V)
 
 
-@launched
-@triton.jit
+@launched()
 def gradient_blocks(
     z, values, d_out, steps, mask,
     past, past_starts, past_elapsed, later, later_starts, later_elapsed,
@@ -651,8 +647,7 @@ def _feature_gradients(
     _write(dz, NEAR, b, h, first, N, pull_back(near, f_near, inverse, d_phi, NEAR_MAP), P)
 
 
-@launched
-@triton.jit
+@launched()
 def step_gradients(
     steps, mask, ends, crossing, d_steps, N, H, SIDES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

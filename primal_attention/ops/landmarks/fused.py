@@ -175,8 +175,7 @@ def _parameter_parts(given: Sampled, totals: list[Tensor]) -> list[Tensor]:
     return parts
 
 
-@launched
-@triton.jit(do_not_specialize=["N", "M"])
+@launched("N", "M")
 def index_blocks(
     mask, moves, drops, index, N, M, jitter, dropout, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -230,8 +229,7 @@ def _token_of(order, mask, N, BLOCK_N: tl.constexpr):
     return before
 
 
-@launched
-@triton.jit(do_not_specialize=["H"])
+@launched("H")
 def weight_blocks(
     x, index, w_e, w_r, c_e, c_r, given_e, given_r, a_e, a_r, x_strides, c_e_strides, c_r_strides,
     H, scale, M: tl.constexpr, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
@@ -276,8 +274,7 @@ def _weights(
     return total, of_other
 
 
-@launched
-@triton.jit(do_not_specialize=["H"])
+@launched("H")
 def row_blocks(
     index, w_e, w_r, total_e, total_r, dx, dx_strides, H, M: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, BLOCK_M: tl.constexpr, ALL_M: tl.constexpr, TILE: tl.constexpr,
@@ -320,8 +317,7 @@ def row_blocks(
     tl.store(places, columns.to(dx.dtype.element_ty), mask=exists & adds[None, :])
 
 
-@launched
-@triton.jit(do_not_specialize=["B", "H", "group"])
+@launched("B", "H", "group")
 def parameter_blocks(
     x, index, total_e, total_r, dw_e, dw_r, x_strides, B, H, group, M: tl.constexpr,
     P: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,

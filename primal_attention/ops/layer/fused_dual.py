@@ -258,8 +258,7 @@ def _weight_gradients(
     return collapse.collapse_gradients(weights, grads, PRODUCTS[given.x.dtype])
 
 
-@launched
-@triton.jit(do_not_specialize=tt.LENGTHS)
+@launched(*tt.LENGTHS)
 def sum_blocks(
     q, k, d_out, mask, da_e, da_r, d_bias, z_strides, d_out_strides, N, H, splits, tokens,
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
@@ -312,8 +311,7 @@ def _summed_side(
     return total, tl.sum(sum_bias, 0)
 
 
-@launched
-@triton.jit(do_not_specialize=tt.LENGTHS)
+@launched(*tt.LENGTHS)
 def row_gradient_blocks(
     q, k, h_e, h_r, d_out, a_e, a_r, d_gram_q, d_gram_k, d_e, d_r, mask, inverse_n, dq, dk, dh_e,
     dh_r, z_strides, h_strides, d_out_strides, dz_strides, dh_strides, N, H, splits, tokens,
@@ -381,8 +379,7 @@ def _write_side(
         tt.store_rows(dz, d_z, start, dz_strides[1], last, 0, P, BLOCK_P)
 
 
-@launched
-@triton.jit(do_not_specialize=["N", "H"])
+@launched("N", "H")
 def whole_blocks(
     q, k, h_e, h_r, c_e, c_r, bias, mask, inverse_n, out, gram_q, gram_k, w_e, w_r, a_e, a_r,
     z_strides, h_strides, out_strides, c_e_strides, c_r_strides, N, H,
@@ -433,8 +430,7 @@ def _collapsed(
     return tt.fitted(matrix, DOT)
 
 
-@launched
-@triton.jit(do_not_specialize=["N", "H"])
+@launched("N", "H")
 def whole_gradient_blocks(
     q, k, h_e, h_r, d_out, a_e, a_r, d_gram_q, d_gram_k, w_e, w_r, d_e, d_r, c_e, c_r, mask,
     inverse_n, dq, dk, dh_e, dh_r, dc_e, dc_r, d_bias, z_strides, h_strides, d_out_strides,

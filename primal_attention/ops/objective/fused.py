@@ -120,8 +120,7 @@ def _strides(w: Tensor) -> tuple[int, int]:
 SIZES = ["B", "H"]  # arguments whose values make no difference to the code
 
 
-@launched
-@triton.jit(do_not_specialize=SIZES)
+@launched(*SIZES)
 def energy_blocks(
     gram_q, gram_k, w_e, w_r, lambda_diag, num_queries, num_keys, energies, parts,
     e_strides, r_strides, B, H, P: tl.constexpr, S: tl.constexpr,
@@ -182,8 +181,7 @@ def _diagonal(lambda_diag, h, s, S: tl.constexpr, LAMBDA_SQUARED: tl.constexpr):
     return diagonal * diagonal if LAMBDA_SQUARED else diagonal
 
 
-@launched
-@triton.jit(do_not_specialize=[*SIZES, "number"])
+@launched(*SIZES, "number")
 def mean_block(
     parts, trace, num_queries, num_keys, mean, slopes, B, H, number,
     SQUARED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
@@ -222,8 +220,7 @@ def _is_real(num_queries, num_keys, start, B, BLOCK: tl.constexpr):
     return (queries > 0) & (tl.load(num_keys + b, mask=b < B, other=0) > 0)
 
 
-@launched
-@triton.jit(do_not_specialize=SIZES)
+@launched(*SIZES)
 def gradient_blocks(
     gram_q, gram_k, w_e, w_r, lambda_diag, num_queries, num_keys, slopes, energies, d_mean, d_grams,
     d_weights, d_lambda, d_trace, e_strides, r_strides, B, H, P: tl.constexpr, S: tl.constexpr,

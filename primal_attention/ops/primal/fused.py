@@ -233,8 +233,7 @@ def _write_by_side(given: Attended, d: OutputGradients, into: InputGradients) ->
         into.bias.copy_(real.sum((0, 1, 2), dtype=torch.float32))
 
 
-@launched
-@triton.jit(do_not_specialize=tt.LENGTHS)
+@launched(*tt.LENGTHS)
 def forward_blocks(
     q, k, a_e, a_r, bias, mask, out, gram_q, gram_k, q_strides, k_strides, out_strides, a_e_stride,
     a_r_stride, N, H, splits, tokens, P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr,
@@ -329,8 +328,7 @@ def _projection(
     return tt.fitted(matrix, DOT)
 
 
-@launched
-@triton.jit(do_not_specialize=tt.LENGTHS)
+@launched(*tt.LENGTHS)
 def backward_blocks(
     q, k, a_e, a_r, mask, counts, d_out, d_gram_q, d_gram_k, dq, dk, da_e, da_r, d_bias, sums,
     q_strides, k_strides, d_out_strides, dq_strides, dk_strides, count_strides, a_e_stride,

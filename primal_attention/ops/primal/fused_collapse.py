@@ -132,8 +132,7 @@ def add_up_maps(parts: list[Tensor | None], weights: Weights) -> list[Tensor | N
     return d_maps
 
 
-@launched
-@triton.jit
+@launched()
 def collapse_blocks(
     w_e, w_r, c_e, c_r, given_e, given_r, a_e, a_r, c_e_strides, c_r_strides,
     P: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
@@ -167,8 +166,7 @@ def store_side(
             tt.store_block(a + matrix * (P * C), projected, row, column, P, C)
 
 
-@launched
-@triton.jit
+@launched()
 def total_blocks(
     c_e, c_r, w_e, w_r, d_e, d_r, da_e, da_r, total_e, total_r, dc_e, dc_r, c_e_strides,
     c_r_strides, scale, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,

@@ -138,8 +138,7 @@ def pull_back_moment(
         )  # fmt: skip
 
 
-@launched
-@triton.jit(do_not_specialize=tt.LENGTHS)
+@launched(*tt.LENGTHS)
 def moment_blocks(
     z, values, mask, inverse_n, moment, z_strides, value_strides, N, H, splits, tokens,
     P: tl.constexpr, S: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
@@ -177,8 +176,7 @@ def summed_moment(
     return total
 
 
-@launched
-@triton.jit(do_not_specialize=tt.LENGTHS)
+@launched(*tt.LENGTHS)
 def pull_back_blocks(
     z, values, matrix, d_gram, mask, inverse_n, dz, d_values,
     z_strides, value_strides, dz_strides, d_value_strides, matrix_stride, N, H, splits, tokens,

@@ -11,6 +11,7 @@ from threading import local
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
@@ -73,7 +74,11 @@ class Launcher:
             recording.launch(Prepared(compiled, (x, y, z), (*arguments, *named)))
 
 
-launched = Launcher
+def launched(*any_value: str) -> Callable[[Any], Launcher]:
+    """Compile a function with Triton, for any values of some arguments, and launch it again."""
+    if not all(isinstance(name, str) for name in any_value):
+        raise TypeError("write @launched('N', ...) in the place of @triton.jit")
+    return lambda function: Launcher(triton.jit(function, do_not_specialize=any_value))
 
 
 class Again:

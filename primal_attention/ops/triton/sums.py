@@ -25,8 +25,7 @@ _MANY = 128  # parts
 _READ = 512  # entries of a warp at once: a program waits for each of its reads
 
 
-@launched
-@triton.jit(do_not_specialize=["R", "share"])
+@launched("R", "share")
 def row_sum_blocks(
     rows, parts, stride, R, E, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
@@ -44,8 +43,7 @@ def row_sum_blocks(
     tl.store(parts + program * E + c, tl.sum(sums, 0).to(parts.dtype.element_ty), mask=c < E)
 
 
-@launched
-@triton.jit(do_not_specialize=["number_0", "number_1", "number_2", "number_3"])
+@launched("number_0", "number_1", "number_2", "number_3")
 def add_up_blocks(
     parts_0, total_0, parts_1, total_1, parts_2, total_2, parts_3, total_3,
     number_0, number_1, number_2, number_3, layout_0, layout_1, layout_2, layout_3,
