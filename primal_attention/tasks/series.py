@@ -188,21 +188,25 @@ def series_task(
     with wrong():
         train_targets = _targets("train", train, train_labels, names)
         test_targets = _targets("test", test, test_labels, names)
-    kept, held_out = _split(train_targets, valid, seed)
+    kept, held_out = Split(np.arange(len(train)), np.arange(0))
+    if valid != "test":
+        if isinstance(valid, str):
+            choices = "a fraction of the training cases or 'test'"
+            raise ValueError(f"valid must be {choices}, got {valid!r}")
+        kept, held_out = stratified_split(train_targets, valid, seed)
     with wrong():
         encoding = SeriesEncoding.fit([train[i] for i in kept])
-        parts = [
-            (train, train_targets, kept),
-            (train, train_targets, held_out),
-            (test, test_targets, np.arange(len(test))),
-        ]
-        train_cases, valid_cases, test_cases = (_cases(encoding, *part) for part in parts)
+        train_cases = _cases(encoding, train, train_targets, kept)
+        test_cases = _cases(encoding, test, test_targets, np.arange(len(test)))
+        valid_cases = test_cases
+        if valid != "test":
+            valid_cases = _cases(encoding, train, train_targets, held_out)
     return Task(
         name,
         CLASSIFICATION,
         Sizes(encoding.num_tokens, len(names), num_channels=encoding.num_channels),
         train=train_cases,
-        valid=test_cases if valid == "test" else valid_cases,
+        valid=valid_cases,
         test=test_cases,
         labels=tuple(names.tolist()),
         encoding=encoding,
@@ -212,29 +216,16 @@ def series_task(
 def _cases(
     encoding: SeriesEncoding, series: Series, targets: NDArray[np.int64], part: NDArray[np.int64]
 ) -> Cases:
+    """Encode some of the cases, unless a few long ones would make a large array of padding."""
     chosen = [series[i] for i in part]
-    _check_padding(chosen, encoding.num_tokens)
-    return Cases(encoding.encode(chosen), torch.from_numpy(targets[part]))
-
-
-def _check_padding(series: Series, num_tokens: int) -> None:
-    """Raise where a few long cases would make a large array of mostly padding."""
-    values = sum(case.size for case in series)
-    padded = sum(len(case) for case in series) * num_tokens
+    values = sum(case.size for case in chosen)
+    padded = sum(len(case) for case in chosen) * encoding.num_tokens
     if padded > MOST_PADDED and padded > 100 * values:
         raise ValueError(
-            f"its cases have up to {num_tokens} time steps, and {values} values in all; padded to "
-            f"one length they take {padded * 4 >> 30} GiB"
+            f"its cases have up to {encoding.num_tokens} time steps, and {values} values in all; "
+            f"padded to one length they take {padded * 4 >> 30} GiB"
         )
-
-
-def _split(targets: NDArray[np.int64], valid: float | Literal["test"], seed: int) -> Split:
-    """Split the training cases; nothing is held out to validate on the test cases."""
-    if valid == "test":
-        return Split(kept=np.arange(len(targets)), held_out=np.arange(0))
-    if isinstance(valid, str):
-        raise ValueError(f"valid must be a fraction of the training cases or 'test', got {valid!r}")
-    return stratified_split(targets, valid, seed)
+    return Cases(encoding.encode(chosen), torch.from_numpy(targets[part]))
 
 
 def _targets(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.array_files import read_array
+from primal_attention.extras import needing
 from primal_attention.foreign_files import read_bytes, reading, reason
 from primal_attention.tasks.lra.chunks import Arrays, InChunks
 from primal_attention.tasks.lra.pathfinder import PATHFINDERS, PathfinderSettings, draw_images
@@ -129,10 +130,8 @@ def _rows(path: Path) -> list[list[str]]:
 
 def _pixels(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:
     """Read the grey levels of a PNG, row after row."""
-    try:
+    with needing("PNG files need Pillow", "train"):
         from PIL import Image
-    except ImportError as error:
-        raise ImportError("to read PNG files, pip install 'primal-attention[train]'") from error
     with (
         reading(path, "a whole image", "get it anew"),
         Image.open(io.BytesIO(content), formats=["PNG"]) as image,

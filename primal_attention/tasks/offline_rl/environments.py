@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from primal_attention.extras import needing
+
 VERSIONS = (5, 4)  # of Gymnasium's environments
 
 
@@ -47,11 +49,8 @@ def environment_of(name: str) -> Environment:
 
 def package(name: str) -> Any:
     """Import a package of the extra ``rl``."""
-    try:
+    with needing(f"this needs {name.partition('.')[0]}", "rl"):
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        message = f"this needs {error.name}: pip install 'primal-attention[rl]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
 
 
 def make_environment(environment: Environment, version: int = 5, **options: Any) -> Any:
