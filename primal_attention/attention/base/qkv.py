@@ -114,7 +114,9 @@ class QKVAttention(nn.Module, ABC):
 
         Masks are bool [B, N], True at real tokens. With a context, keys and values come from it.
         """
-        self._check(x, context, token_mask, context_mask)
+        check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
+        if context is not None and not self.mechanism.cross:
+            raise ValueError(f"context was given, but {type(self).__name__} has no cross-attention")
         tokens = real_tokens(x, token_mask)
         source = tokens if context is None else real_tokens(context, context_mask)
         return self._output(self._attended(tokens, source), tokens)
@@ -148,17 +150,6 @@ class QKVAttention(nn.Module, ABC):
         y = self.out_proj(heads)
         return zero_padding(F.dropout(y, self.dropout, self.training), tokens.mask)
 
-    def _check(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        token_mask: Tensor | None,
-        context_mask: Tensor | None,
-    ) -> None:
-        check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
-        if context is not None and not self.mechanism.cross:
-            raise ValueError(f"context was given, but {type(self).__name__} has no cross-attention")
-
 
 class SharedQKAttention(QKVAttention):
     """A mechanism without ``k_proj``: ``attend`` gets k = q, and there is no cross-attention."""
@@ -178,10 +169,6 @@ class DecodingAttention(QKVAttention, Decoding):
     """A mechanism whose causal form can go on from a state, token by token."""
 
     @abstractmethod
-    def init_state(self, batch_size: int) -> Any:
-        """The state before the first token: a NamedTuple of tensors, batch first."""
-
-    @abstractmethod
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, mask: Tensor | None
     ) -> tuple[Tensor, Any]:
@@ -192,7 +179,7 @@ class DecodingAttention(QKVAttention, Decoding):
     ) -> tuple[Tensor, Any]:
         """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
         self._check_causal()
-        self._check(x, None, token_mask, None)
+        check_inputs(self.dim, x, None, token_mask, None)
         tokens = real_tokens(x, token_mask)
         state = self.init_state(x.shape[0]) if state is None else state
         out, state = self._extended(tokens, state)

@@ -132,11 +132,9 @@ def _codes(z: Tensor, planes: Tensor) -> Tensor:
 
 
 @exact
-def _sums_of_buckets(
-    q: Tensor, k: Tensor, v: Tensor, q_codes: Tensor, k_codes: Tensor, num_bits: int
-) -> Tensor:
+def _sums_of_buckets(v: Tensor, q_codes: Tensor, k_codes: Tensor, num_bits: int) -> Tensor:
     """The sums [B, N, H, C] over the keys that collide, averaged over the hashes."""
-    out = torch.zeros_like(q, dtype=accumulation_dtype(v.dtype))
+    out = v.new_zeros(*q_codes.shape[1:], v.shape[-1], dtype=accumulation_dtype(v.dtype))
     for q_rows, k_rows, size in _rows(q_codes, k_codes, num_bits):
         out += _bucket_sums(v, k_rows, size)[q_rows]
     return out.div_(len(q_codes))
@@ -205,7 +203,7 @@ class _HashedSums(torch.autograd.Function):
     ) -> Tensor:
         ctx.num_bits = num_bits
         ctx.save_for_backward(q, k, v, q_codes, k_codes)
-        return _sums_of_buckets(q, k, v, q_codes, k_codes, num_bits)
+        return _sums_of_buckets(v, q_codes, k_codes, num_bits)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
