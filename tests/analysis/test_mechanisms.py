@@ -85,6 +85,12 @@ def test_what_has_no_matrix_is_said_to_have_none(name):
     assert NO_MATRIX[name] in str(found)
 
 
+@pytest.mark.parametrize("options", [{"decay": "learned"}, {"score_norm": True}], ids=str)
+def test_linear_attention_with_a_time_or_a_norm_is_refused(options):
+    with pytest.raises(ValueError, match="linear with decay or score_norm"):
+        spectrum(build_attention("linear", D, H, **options), torch.randn(1, N, D))
+
+
 PRIMAL = [
     {"weights": "static"},
     {"weights": "sampled"},

@@ -26,6 +26,8 @@ from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.svr.scaled_heads import ScaledHeads, Source
 from primal_attention.feature_maps import FeatureMapSpec
 
+_NO_MATRIX = "linear with decay or score_norm makes its outputs of more than features"
+
 
 class LinearAttention(MomentsAttention, TimedLayer):
     r"""Attention with the kernel $\phi(q)^\top \phi(k)$, Katharopoulos et al. 2020.
@@ -54,6 +56,7 @@ class LinearAttention(MomentsAttention, TimedLayer):
         cross=True,
         decode="sums of features and of features times values",
         rank_bound=lambda layer: layer.features.feature_dim,
+        no_matrix=lambda layer: _NO_MATRIX if layer.decay or layer.score_norm else None,
     )
 
     def __init__(
