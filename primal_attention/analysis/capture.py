@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -79,8 +78,12 @@ class AttentionLayer:
         """C."""
         return self.mechanism.head_dim
 
-    def listen(self, hear: Hear, stack: ExitStack) -> None:
-        """Report every call until the stack is closed."""
+    def listen(self, heard: list[tuple[Self, Captured]], stack: ExitStack) -> None:
+        """Append every call to a list until the stack is closed."""
+
+        def hear(captured: Captured) -> None:
+            heard.append((self, captured))
+
         if self.patched is not None:
             _without_cache(self.patched, stack)
         if isinstance(self.mechanism, PrimalAttention):
@@ -127,18 +130,12 @@ def capture(
         stack.callback(_train, training)
         model.eval()
         for layer in layers:
-            layer.listen(partial(_note, heard, layer), stack)
+            layer.listen(heard, stack)
         for args, kwargs in batches:
             heard.clear()
             with torch.no_grad():
                 model(*args, **kwargs)
             yield from tuple(heard)  # the model may be called in between
-
-
-def _note(
-    heard: list[tuple[AttentionLayer, Captured]], layer: AttentionLayer, captured: Captured
-) -> None:
-    heard.append((layer, captured))
 
 
 def _train(modules: list[nn.Module]) -> None:
@@ -147,7 +144,7 @@ def _train(modules: list[nn.Module]) -> None:
 
 
 def _batches(data: Data) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of each call of the model."""
+    """Yield the arguments of each call of the model."""
     if isinstance(data, Tensor | Mapping | tuple):
         data = [data]
     if isinstance(data, str) or not isinstance(data, Iterable):

@@ -235,6 +235,13 @@ def test_what_cannot_be_measured_says_why(page_of_three):
     assert "the model has no Primal layer" in words
 
 
+def test_layers_with_a_decay_have_no_residual(tmp_path, task):
+    train_small(tmp_path / "run", small_recipe("primalformer_time", epochs=1), task)
+    words = Reader(report_page([tmp_path / "run"], cases=3)).words
+    assert "have a decay, whose weights are another matrix at each token" in words
+    assert "tower.encoder.blocks.1.attention primal_time" in words
+
+
 def test_without_data_the_page_says_so(tmp_path):
     toy_run(tmp_path / "run", ("a", "b"))
     words = Reader(report_page([tmp_path / "run"])).words
