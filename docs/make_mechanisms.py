@@ -5,8 +5,6 @@
 A test fails where the page is not what this program writes.
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 
@@ -22,7 +20,8 @@ Every mechanism is built by `build_attention(name, dim, num_heads, **options)`, 
 `forward(x, context=None, *, token_mask=None, context_mask=None)`, and is held to the
 [contract](contract.md): `primal check NAME` prints its report, `primal check` the table of all.
 
-This page is written by `python docs/make_mechanisms.py` from the registry.
+[Which one to take](choosing.md#the-other-mechanisms) is a page of its own. This one is written by
+`python docs/make_mechanisms.py` from the registry.
 
 """
 
