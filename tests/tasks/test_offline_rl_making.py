@@ -74,14 +74,14 @@ def test_what_was_interrupted_goes_on(tmp_path, monkeypatch):
     assert not (tmp_path / "part" / f"{NAME}.npz").exists()
     made = []
     monkeypatch.setattr(
-        making_module, "roll_out", lambda *given: made.append(given) or _roll_out(*given)
+        making_module, "make_episodes", lambda *given: made.append(given) or _roll_out(*given)
     )
     path = make_set(NAME, agents, tmp_path / "part", transitions=140)
     assert len(made) == 1
     assert np.array_equal(load_rl(NAME, path.parent).states, load_rl(NAME, whole.parent).states)
 
 
-_roll_out = making_module.roll_out
+_roll_out = making_module.make_episodes
 
 
 def test_mixtures_have_all_their_shares():

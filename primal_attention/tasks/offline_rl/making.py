@@ -216,7 +216,7 @@ def make_set(
         told(index, len(chunks))
         path = unfinished / f"{index}.npz"
         if not path.is_file():
-            made = roll_out(policies[chunk.behaviour.agent], environment, chunk, version)
+            made = make_episodes(policies[chunk.behaviour.agent], environment, chunk, version)
             RL.write(path, made, half=False)
         parts.append(RL.read(path, name))
     told(len(chunks), len(chunks))
@@ -239,7 +239,9 @@ def _file(environment: Environment, chunk: Chunk) -> str:
     return f"{environment.gym_name}-{chunk.behaviour.agent}.npz"
 
 
-def roll_out(agent: Agent, environment: Environment, chunk: Chunk, version: int) -> Trajectories:
+def make_episodes(
+    agent: Agent, environment: Environment, chunk: Chunk, version: int
+) -> Trajectories:
     """Play whole episodes, until there are as many transitions as the chunk asks for."""
     rng = np.random.default_rng(chunk.seed)
     simulator = make_environment(environment, version)
