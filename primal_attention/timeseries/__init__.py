@@ -4,9 +4,19 @@ The estimators are built when they are first asked for, on aeon's base classes w
 installed and on scikit-learn's where it is not. Importing this module imports neither.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from primal_attention.timeseries.bases import assemble
+from primal_attention.timeseries.bases import PlainClassifier, PlainEstimator, assemble
+from primal_attention.timeseries.estimators import Classifier, Regressor
+
+if TYPE_CHECKING:  # for type checkers and editors, on the bases that need no other package
+
+    class PrimalFormerClassifier(Classifier, PlainClassifier):
+        """See ``Classifier`` and ``Parameters``."""
+
+    class PrimalFormerRegressor(Regressor, PlainEstimator):
+        """See ``Regressor`` and ``Parameters``."""
+
 
 __all__ = ["PrimalFormerClassifier", "PrimalFormerRegressor"]
 

@@ -180,6 +180,13 @@ def test_learns_stripes(folder, model):
     assert ("primal" in model) == (outcome.rounds[-1]["objective"] != 0)
 
 
+@pytest.mark.parametrize("model", ["primalformer_time", "primal_time_plus"])
+def test_models_with_a_learned_time_train(folder, model):
+    outcome = run(small(model, "steps=2", "eval_every=2"))
+    assert outcome.steps == 2
+    assert 0 <= outcome.value <= 100
+
+
 def test_what_is_reported_is_of_pictures_as_they_are(folder, monkeypatch):
     monkeypatch.setattr(evaluation, "_PIXELS", 3 * SIDE**2 * 4)
     sizes, forward = [], PictureClassifier.forward

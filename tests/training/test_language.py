@@ -100,6 +100,13 @@ def test_schedules():
         find_recipe("language/wikitext-3", "softmax", "paper")
 
 
+@pytest.mark.parametrize("model", ["primalformer_time", "primal_time_plus"])
+def test_models_with_a_learned_time_train(folder, model):
+    outcome = run(small_recipe(model, "steps=2", "eval_every=2"))
+    assert outcome.steps == 2
+    assert math.isfinite(outcome.value)
+
+
 def test_the_learning_rate_falls_with_the_root_of_the_step():
     factors = [lr_factor("inverse_sqrt", step, 100, 0.1) for step in range(100)]
     assert factors[:10] == pytest.approx([(step + 0.5) / 10 for step in range(10)])
