@@ -37,7 +37,7 @@ Every command explains itself: [green]primal train --help[/]"""
 
 
 def main() -> None:
-    """What the script `primal` calls."""
+    """Run the script `primal`."""
     try:
         program = app()
     except ModuleNotFoundError as error:

@@ -129,7 +129,7 @@ def _check_files(results: Sequence[Path], figure: Path | None, check: bool) -> N
 
 
 def _only(rows: list[Row], mechanisms: Sequence[str]) -> list[Row]:
-    """The rows of these mechanisms; all where none is named."""
+    """Return the rows of these mechanisms; all where none is named."""
     with naming("--mechanism"):
         names = find_entries(mechanisms)
     forms = {
@@ -144,7 +144,7 @@ def _only(rows: list[Row], mechanisms: Sequence[str]) -> list[Row]:
 def _measured(
     console: Any, plan: Plan, out: Path | None, seconds: float | None
 ) -> tuple[list[Row], str]:
-    """The rows of a run and what it ran on; they are written and shown as they come."""
+    """Measure; rows are written and shown as they come. Returns them and the machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with naming("--out"):
         results = Results(None if out is None else results_path(out, device))
@@ -165,7 +165,7 @@ def _measured(
 
 
 def _show(console: Any, row: Row) -> None:
-    """A row on the terminal; crossovers are told at the end."""
+    """Print a row; crossovers come at the end."""
     if row["mechanism"] == CROSSOVER:
         return
     cells = " ".join(f"{row.get(name, ''):>{width}}" for name, width in _SHOWN.items())
@@ -180,7 +180,7 @@ def _show_crossovers(console: Any, rows: Sequence[Row]) -> None:
 
 
 def _show_verdicts(console: Any, rows: Sequence[Row]) -> bool:
-    """Whether no target is missed; those that were not measured are counted alone."""
+    """Print the verdicts and return whether no target is missed."""
     console.print("Targets for D=512, H=8, s=32; on a GPU bfloat16 and 65,536 tokens:")
     held = list(verdicts(rows))
     measured = [verdict for verdict in held if verdict.value is not None]

@@ -93,7 +93,7 @@ def _candidates(
 
 
 def _forms(name: str, causal: bool | None, dim: int, heads: int) -> Iterator[Candidate]:
-    """The forms of a mechanism of the registry: as it is by default, and the causal ones."""
+    """Yield the forms of a registered mechanism: the default one and the causal ones."""
     objective = ksvd_loss if issubclass(ATTENTIONS[name], KSVDLayer) else None
     if not causal:
         factory = partial(build_attention, name, dim, heads)
@@ -135,7 +135,7 @@ def _foreign(
 
 
 def _imported(path: str) -> Any:
-    """The object of a path package.module:name; modules of the working directory are found."""
+    """Import the object of a path package.module:name, also from the working directory."""
     module_name, _, name = path.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -160,7 +160,7 @@ def _reports(candidates: Sequence[Candidate]) -> Iterator[Report]:
 
 
 def _print_table(console: Any, reports: Sequence[Report]) -> None:
-    """One row a module, one column a clause; then what the numbers mean and what is not kept."""
+    """Print one row a module, one column a clause; then the clauses and what is not kept."""
     clauses = [result.name for result in reports[0].results]
     table = Table(title="Attention contract", box=None, padding=(0, 1, 0, 0))
     table.add_column("attention", no_wrap=True)

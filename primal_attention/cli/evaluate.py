@@ -47,7 +47,7 @@ def evaluate(
 
 
 def _check_same_data(trained: Trained, task: Task) -> None:
-    """The data are those that the model was trained on: same classes, sizes and statistics."""
+    """Raise unless the data are those of the training: same classes, sizes and statistics."""
     same = (trained.sizes, trained.labels) == (task.sizes, task.labels)
     if not same or not _same_statistics(trained.encoding, task.encoding):
         raise ValueError(

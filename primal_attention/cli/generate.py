@@ -61,7 +61,7 @@ def _language_model(trained: Trained) -> LanguageModel:
 
 
 def read_prompt(prompt: str, vocabulary: Sequence[str]) -> tuple[list[int], list[str]]:
-    """The numbers of the words, after that of the end of a line, and the words that have none."""
+    """Return the numbers of the words, each line after that of its end, and the unknown words."""
     numbers = {word: number for number, word in enumerate(vocabulary)}
     words = [word for line in prompt.split("\n") for word in (EOS, *line.split())]
     ids = [numbers.get(word, numbers[UNK]) for word in words]
@@ -69,6 +69,6 @@ def read_prompt(prompt: str, vocabulary: Sequence[str]) -> tuple[list[int], list
 
 
 def text_of(ids: Sequence[int], vocabulary: Sequence[str]) -> str:
-    """Words between blanks, a line for each that ends."""
+    """Join words by blanks, with a new line for each end of a line."""
     text = " ".join(vocabulary[number] for number in ids)
     return "\n".join(line.strip() for line in text.split(EOS))

@@ -56,7 +56,7 @@ def _encoding(trained: Trained) -> SeriesEncoding:
 
 
 def read_series(path: Path) -> Series:
-    """The series of a file; labels, where it has any, are not looked at."""
+    """Read the series of a file; labels are ignored."""
     if path.suffix == ".npy":
         remedy = "write it with numpy.save, as an array of numbers [cases, channels, length]"
         with reading(path, "a whole .npy file of series", remedy):
@@ -76,7 +76,7 @@ def read_series(path: Path) -> Series:
 
 
 def _read_unlabelled(path: Path, lines: list[str]) -> Series:
-    """A file without classes, read as one whose cases all have the same."""
+    """Read a file without classes as one whose cases all have the same."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         copy.write_text("\n".join(_labelled(lines)), encoding="utf-8")
@@ -101,7 +101,7 @@ def _labelled(lines: list[str]) -> Iterator[str]:
 def _probabilities(
     trained: Trained, encoding: SeriesEncoding, file: Path, series: Series, console: Any
 ) -> Iterator[Tensor]:
-    """Those of each class [B, classes], for a few cases at a time: padding takes memory."""
+    """Yield the probabilities [B, classes] of a few cases at a time: padding takes memory."""
     starts = range(0, len(series), _BATCH_SIZE)
     for start in track(starts, "predicting", transient=True, console=console):
         with naming("FILE"), reading(file, "a file for this model", "give one of such series"):

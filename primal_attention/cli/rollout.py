@@ -73,7 +73,7 @@ def _check(mode: str, version: int) -> None:
 
 @contextmanager
 def _progress(steps: int, name: str) -> Iterator[Told]:
-    """A bar that is told the step of the longest episode."""
+    """Show a bar over the steps of the longest episode."""
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=steps)
         yield lambda step: bar.update(task, completed=step + 1)

@@ -141,7 +141,7 @@ def _means(layer: LayerSpectrum) -> Iterator[str]:
 
 
 def short_names(names: list[str]) -> tuple[list[str], str]:
-    """The part by which each name differs from the others, and what they have in common."""
+    """Return the part by which each name differs from the others, and the common pattern."""
     parts = [name.split(".") for name in names]
     shortest = min(map(len, parts))
     head = min(_num_shared(parts), shortest - 1)
@@ -152,6 +152,6 @@ def short_names(names: list[str]) -> tuple[list[str], str]:
 
 
 def _num_shared(parts: list[list[str]]) -> int:
-    """How many leading parts all have in common."""
+    """Count the leading parts that all have in common."""
     columns = zip(*parts, strict=False)
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))

@@ -97,7 +97,7 @@ def _default_results(folder: Path) -> list[Path]:
 
 
 def _side_by_side(table: Table, width: int) -> Iterator[list[str]]:
-    """The columns in as many tables as it takes to fit the terminal."""
+    """Split the columns into as many tables as it takes to fit the terminal."""
     keys = sum(_widest(line) for line in zip(*_key_texts(table), strict=True)) + 1
     left, columns = width - keys, list[str]()
     for column in table.columns:
@@ -112,12 +112,12 @@ def _side_by_side(table: Table, width: int) -> Iterator[list[str]]:
 
 
 def _widest(texts: Sequence[str]) -> int:
-    """Of the lines of some cells, with a frame on one side."""
+    """Return the width of the widest line of some cells, with a frame on one side."""
     return max(len(line) for text in texts for line in text.split("\n")) + 3
 
 
 def _key_texts(table: Table) -> list[list[str]]:
-    """The first columns, headings and averages included."""
+    """Return the first columns, headings and averages included."""
     names = _key_names(table)
     keys = [[value for _, value in key] for key in table.expected.keys]
     return [names, *keys, ["average"] + [""] * (len(names) - 1)]
@@ -151,7 +151,7 @@ def _headings(table: Table, columns: Sequence[str], separator: str) -> list[str]
 
 
 def _lines(table: Table, columns: Sequence[str], *, keys: bool = True) -> list[list[str]]:
-    """The rows as text, the last one the averages; with or without what they stand for."""
+    """Format the rows, the last one the averages, with or without their keys."""
     wheres = [(column, source) for column in columns for source in table.sources]
     lines = [[_text(table.value(key, *where)) for where in wheres] for key in table.expected.keys]
     lines.append([_text(table.average(*where)) for where in wheres])
@@ -167,7 +167,7 @@ def _text(value: float | Estimate | None) -> str:
 
 
 def _notes(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str]:
-    """What a reader has to know: where it is from, what is averaged, what is not shown."""
+    """Write the notes: sources, what is averaged, what is not shown."""
     common = [" ".join(value for _, value in key) for key in table.common_keys()]
     on_test = any("test" in row["selection"] for row in rows)
     notes = [
@@ -190,7 +190,7 @@ def _notes(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str
 
 
 def _to_csv(table: Table) -> str:
-    """One line a cell: what it stands for, the paper's number, ours by protocol."""
+    """Write one line a cell: its key, the paper's number, ours by protocol."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [

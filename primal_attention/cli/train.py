@@ -88,7 +88,7 @@ def train(  # noqa: PLR0913 - each is an option of the command
 
 
 def _where(directory: Path) -> str:
-    """What is in the directory already."""
+    """Describe what is in the directory already."""
     if (directory / RESULT).exists():
         return f"{directory}: this run is over; its outcome is read"
     if (directory / LAST).exists():
@@ -153,6 +153,6 @@ def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None
 
 
 def _printed(recipe: Recipe) -> dict[str, str]:
-    """What the paper has, where the reproduction suite is at hand."""
+    """Return the paper's number, where the reproduction suite is available."""
     found = printed_in(Path("reproduction"), recipe)
     return {} if found is None else {"the paper": "{} ({})".format(*found)}

@@ -22,7 +22,7 @@ __all__ = ["PrimalFormerClassifier", "PrimalFormerRegressor"]
 
 
 def __getattr__(name: str) -> Any:
-    """An estimator, built once: pickle and joblib look it up here by its name."""
+    """Build an estimator once: pickle and joblib look it up here by its name."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, assemble(name, __name__))

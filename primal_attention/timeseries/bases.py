@@ -16,7 +16,7 @@ Bases = dict[str, tuple[type, ...]]
 
 
 def assemble(name: str, module: str) -> type:
-    """The estimator of that name, as a class of that module."""
+    """Assemble the estimator of that name, as a class of that module."""
     kind = name.removeprefix("PrimalFormer")
     part = {"Classifier": Classifier, "Regressor": Regressor}[kind]
     texts = (inspect.cleandoc(each.__doc__ or "") for each in (part, Parameters))
@@ -25,7 +25,7 @@ def assemble(name: str, module: str) -> type:
 
 
 def bases() -> Bases:
-    """The base classes of each kind of estimator, from what is installed."""
+    """Return the base classes of each kind of estimator, from what is installed."""
     try:
         return _aeon_bases()
     except ModuleNotFoundError as error:
@@ -42,7 +42,7 @@ def bases() -> Bases:
 
 
 def _raise_unless_absent(package: str, error: ModuleNotFoundError) -> None:
-    """A package that is there but broken is not taken for one that is not there."""
+    """Raise unless the package is absent: a broken one is not taken for an absent one."""
     if (error.name or "").partition(".")[0] != package:
         raise error
 
@@ -64,7 +64,7 @@ def _plain_bases() -> Bases:
 
 
 class PlainEstimator(ABC):
-    """What aeon's base classes do around fitting and predicting, for series in numpy arrays."""
+    """Base class on scikit-learn: fit and predict as aeon's do, for series in numpy arrays."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class PlainEstimator(ABC):
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """What is predicted for each case of X."""
+        """Predict each case of X."""
         self._check_is_fitted()
         return self._predict(_series(X))
 
@@ -101,10 +101,10 @@ class PlainEstimator(ABC):
 
 
 class PlainClassifier(PlainEstimator):
-    """The same for classes."""
+    """Base class of classifiers on scikit-learn."""
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """The probability of each class for each case of X, [n, classes]."""
+        """Predict the probability of each class for each case of X, [n, classes]."""
         self._check_is_fitted()
         return self._predict_proba(_series(X))
 

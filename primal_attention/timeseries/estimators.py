@@ -1,25 +1,31 @@
 """What the estimators do: learn, answer, save and load. Base classes check and convert X and y."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from primal_attention.atomic_files import fitting
 from primal_attention.models import SequenceClassifier
-from primal_attention.tasks import CLASSIFICATION, REGRESSION, Goal, Series, SeriesEncoding
-from primal_attention.timeseries.network import (
-    build_network,
-    hold_out,
-    outputs_of,
-    sizes_of,
-    task_of,
-    threads,
+from primal_attention.tasks import (
+    CLASSIFICATION,
+    REGRESSION,
+    Cases,
+    Goal,
+    Series,
+    SeriesEncoding,
+    Sizes,
+    Task,
+    stratified_split,
 )
+from primal_attention.tasks.splits import Split
 from primal_attention.timeseries.parameters import (
     Parameters,
     device_type,
@@ -27,8 +33,11 @@ from primal_attention.timeseries.parameters import (
     plain_values,
     recipe_of,
 )
-from primal_attention.training import Recipe, launch, progress_bar, train
+from primal_attention.training import Recipe, launch, progress_bar, train, trained_model
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+
+_FEWEST_CASES = 10  # below, a part of them says nothing about the rest
+_BATCH_SIZE = 128
 
 
 class Estimator(Parameters, ABC):
@@ -71,7 +80,7 @@ class Estimator(Parameters, ABC):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The estimator that ``save`` wrote."""
+        """Load the estimator that ``save`` wrote."""
         tensors, facts = read_checkpoint(Path(path))
         found = facts.get("estimator", "the checkpoint of a training run")
         if found != cls.__name__:
@@ -80,8 +89,8 @@ class Estimator(Parameters, ABC):
             estimator = cls(**facts["parameters"])
             estimator.recipe_ = Recipe.from_json(facts["recipe"])
             estimator.encoding_ = SeriesEncoding.from_dict(facts["encoding"])
-            sizes = sizes_of(estimator.encoding_, facts["num_outputs"])
-            estimator.network_ = build_network(estimator.recipe_, sizes, tensors)
+            sizes = _sizes_of(estimator.encoding_, facts["num_outputs"])
+            estimator.network_ = _build_network(estimator.recipe_, sizes, tensors)
             estimator.history_ = facts["history"]
             estimator._restore(facts)
         estimator.is_fitted = True
@@ -93,21 +102,21 @@ class Estimator(Parameters, ABC):
         """Train a network; the best epoch is chosen on cases held out of each stratum alike."""
         self._n_jobs = num_threads(self.n_jobs)
         seed = self._seed()
-        split = hold_out(strata, self.valid_fraction, seed)
+        split = _hold_out(strata, self.valid_fraction, seed)
         recipe = recipe_of(self, seed, selects=len(split.held_out) > 0)
-        task = task_of(goal, num_outputs, X, target, split)
+        task = _task_of(goal, num_outputs, X, target, split)
         fabric = launch(recipe.run.precision, accelerator=device_type(self.device), devices=1)
-        with threads(self._n_jobs):
+        with _threads(self._n_jobs):
             outcome = train(recipe, task, fabric, watcher=progress_bar() if self.verbose else None)
         assert isinstance(task.encoding, SeriesEncoding)
         self.recipe_, self.encoding_, self.history_ = recipe, task.encoding, outcome.rounds
-        self.network_ = build_network(recipe, task.sizes, outcome.weights)
+        self.network_ = _build_network(recipe, task.sizes, outcome.weights)
 
     def _outputs(self, X: Series) -> Tensor:
-        """What the network makes of each case, [B, K]."""
+        """Compute the network's outputs of each case, [B, K]."""
         inputs = self.encoding_.encode(list(X))
-        with threads(num_threads(self.n_jobs)):
-            return outputs_of(self.network_, inputs, device_type(self.device))
+        with _threads(num_threads(self.n_jobs)):
+            return _outputs_of(self.network_, inputs, device_type(self.device))
 
     def _seed(self) -> int:
         from sklearn.utils import check_random_state
@@ -129,7 +138,7 @@ class Estimator(Parameters, ABC):
 
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
-        """What a file says beside the network."""
+        """Return what a file says beside the network."""
 
     @abstractmethod
     def _restore(self, facts: Mapping[str, Any]) -> None:
@@ -171,7 +180,7 @@ class Classifier(Estimator):
 
 
 def _classes(y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The labels there are, sorted, and the index of each case's."""
+    """Return the sorted labels and the index of each case's."""
     from sklearn.utils.multiclass import check_classification_targets
 
     check_classification_targets(y)
@@ -209,3 +218,70 @@ class Regressor(Estimator):
 
     def _restore(self, facts: Mapping[str, Any]) -> None:
         self.target_mean_, self.target_std_ = facts["target_mean"], facts["target_std"]
+
+
+def _hold_out(strata: NDArray[np.int64], fraction: float | None, seed: int) -> Split:
+    """Cases to validate on, from each stratum alike; none where there are too few."""
+    if fraction is not None and not 0 < fraction < 1:
+        raise ValueError(f"valid_fraction must be in (0, 1) or None, got {fraction}")
+    if fraction is None or _too_few(strata, fraction):
+        return Split(kept=np.arange(len(strata)), held_out=np.arange(0))
+    return stratified_split(strata, fraction, seed)
+
+
+def _too_few(strata: NDArray[np.int64], fraction: float) -> bool:
+    _, sizes = np.unique(strata, return_counts=True)
+    cases = len(strata)
+    return cases < _FEWEST_CASES or sizes.min() < 2 or fraction * cases < 1
+
+
+def _task_of(
+    goal: Goal, num_outputs: int, series: Series, target: NDArray[Any], split: Split
+) -> Task:
+    """Make the task of learning the kept cases; they validate too where none is held out."""
+    encoding = SeriesEncoding.fit([series[i] for i in split.kept])
+
+    def cases(part: NDArray[np.int64]) -> Cases:
+        return Cases(encoding.encode([series[i] for i in part]), torch.from_numpy(target[part]))
+
+    train = cases(split.kept)
+    valid = cases(split.held_out) if len(split.held_out) else train
+    sizes = _sizes_of(encoding, num_outputs)
+    return Task("timeseries", goal, sizes, train, valid, test=valid, encoding=encoding)
+
+
+def _sizes_of(encoding: SeriesEncoding, num_outputs: int) -> Sizes:
+    """Return the sizes of the cases that a network is built for."""
+    return Sizes(encoding.num_tokens, num_outputs, num_channels=encoding.num_channels)
+
+
+def _build_network(
+    recipe: Recipe, sizes: Sizes, weights: Mapping[str, Tensor]
+) -> SequenceClassifier:
+    """Build the network of a recipe with trained weights, on the CPU."""
+    network: SequenceClassifier = trained_model(recipe, sizes, weights)
+    return network
+
+
+@torch.no_grad()
+def _outputs_of(network: SequenceClassifier, inputs: Mapping[str, Tensor], device: str) -> Tensor:
+    """Compute the outputs of all cases, [B, K] in float64 on the CPU; the network stays there."""
+    network = network if device == "cpu" else deepcopy(network).to(device)
+
+    def answers(part: slice) -> Tensor:
+        outputs: Tensor = network(**{name: each[part].to(device) for name, each in inputs.items()})
+        return outputs.cpu().double()
+
+    starts = range(0, len(inputs["token_mask"]), _BATCH_SIZE)
+    return torch.cat([answers(slice(start, start + _BATCH_SIZE)) for start in starts])
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Set the number of PyTorch threads, and restore it at the end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

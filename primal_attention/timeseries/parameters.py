@@ -84,12 +84,12 @@ class Parameters:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        """The base class of the estimator has a constructor too."""
+        """Call the constructor of the estimator's base class."""
         super().__init__()
 
 
 def recipe_of(parameters: Parameters, seed: int, *, selects: bool) -> Recipe:
-    """The run that the parameters ask for; one round where there is nothing to select on."""
+    """Make the recipe of the parameters; one round where there is nothing to select on."""
     names = {*SETTINGS} - {"attention", "patience", "valid_fraction", "refit"}
     values = plain_values(parameters)
     return Recipe(
@@ -105,7 +105,7 @@ def recipe_of(parameters: Parameters, seed: int, *, selects: bool) -> Recipe:
 
 
 def plain_values(parameters: Parameters) -> dict[str, Any]:
-    """The parameters as numbers and strings of Python, which JSON knows."""
+    """Return the parameters as numbers and strings of Python, which JSON knows."""
     return {each.name: _plain(getattr(parameters, each.name)) for each in fields(Parameters)}
 
 

@@ -50,24 +50,24 @@ class Plan:
         return -(-(self.steps or self.epochs) // self.eval_every)
 
     def epochs_of(self, round_index: int) -> range:
-        """The epochs of a round, in a run of epochs."""
+        """Return the epochs of a round, in a run of epochs."""
         first = round_index * self.eval_every
         return range(first, min(first + self.eval_every, self.epochs))
 
     def steps_of(self, round_index: int) -> range:
-        """The steps of a round."""
+        """Return the steps of a round."""
         length = self.eval_every * (self.steps_per_epoch if self.steps is None else 1)
         first = round_index * length
         return range(first, min(first + length, self.total_steps))
 
     def epochs_after(self, steps: int) -> float:
-        """How often the cases were seen after so many steps."""
+        """Return how often the cases were seen after so many steps."""
         if self.steps is None:
             return steps // self.steps_per_epoch
         return round(steps * self.batch_size / self.num_cases, 3)
 
     def batches_of(self, round_index: int, device: torch.device) -> Iterator[Tensor]:
-        """The indices of each batch of a round, on the device of the cases."""
+        """Yield the indices of each batch of a round, on the device of the cases."""
         if self.steps is None:
             for epoch in self.epochs_of(round_index):
                 yield from self.batches(epoch, device)
@@ -80,7 +80,7 @@ class Plan:
         yield from self._split(order[begin : begin + last - first], device)
 
     def batches(self, epoch: int, device: torch.device) -> Iterator[Tensor]:
-        """The indices of each batch of an epoch."""
+        """Yield the indices of each batch of an epoch."""
         yield from self._split(self._order(epoch), device)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
@@ -106,7 +106,7 @@ def set_seed(seed: int, device: torch.device) -> None:
 
 
 def _copied_ahead(order: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Indices on a device; nobody waits for the copy, nor for what the device is at."""
+    """Copy indices to the device asynchronously, from pinned memory."""
     indices = torch.from_numpy(order)
     if device.type != "cuda":
         return indices.to(device)

@@ -29,7 +29,7 @@ class Checkpoint(NamedTuple):
     facts: dict[str, Any]
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors under ``name.``, without that prefix."""
+        """Return the tensors under ``name.``, without that prefix."""
         prefix = f"{name}."
         return {
             key.removeprefix(prefix): tensor
@@ -82,7 +82,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
-    """The SHA-256 of facts, names, types, shapes and numbers."""
+    """Compute the SHA-256 of facts, names, types, shapes and numbers."""
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

@@ -158,7 +158,7 @@ def check_precision(fabric: Fabric, precision: str) -> None:
 
 
 def from_first(fabric: Fabric, make: Callable[[], Found]) -> Found:
-    """What the first process makes, in all of them; an error of it is raised in all of them."""
+    """Run a function in the first process; return its value, or raise its error, in all."""
     found: Found | None = None
     error: Exception | None = None
     if fabric.is_global_zero:
@@ -175,7 +175,7 @@ def from_first(fabric: Fabric, make: Callable[[], Found]) -> Found:
 
 
 def mean_over_processes(fabric: Fabric, tensor: Tensor) -> Tensor:
-    """The mean of a tensor over all processes."""
+    """Average a tensor over all processes."""
     mean = fabric.all_reduce(tensor, reduce_op="mean")
     assert isinstance(mean, Tensor)
     return mean
@@ -187,7 +187,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _sharding() -> Any:
-    """Each block of the encoder, then the rest, sharded over all processes.
+    """Shard each block of the encoder, then the rest, over all processes.
 
     Fabric's own FSDP strategy refuses processors; this one takes any function that shards.
     """

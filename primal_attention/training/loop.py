@@ -92,15 +92,7 @@ def train(
         OutOfTimeError: The run stopped there; called again with the directory it goes on.
     """
     with alone_in(directory, fabric):
-        return train_alone(
-            recipe,
-            task,
-            fabric,
-            directory=directory,
-            watcher=watcher,
-            save_every=save_every,
-            until=until,
-        )
+        return train_alone(recipe, task, fabric, directory, watcher, Saving(save_every, until))
 
 
 @contextmanager
@@ -123,17 +115,15 @@ def train_alone(
     recipe: Recipe,
     task: Task,
     fabric: Fabric,
-    *,
     directory: Path | None,
     watcher: Watcher | None,
-    save_every: float,
-    until: float,
+    saving: Saving,
 ) -> Outcome:
     """Train as ``train`` does, in a directory that this run holds already."""
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     watcher = watcher or Watcher()
     with torch.random.fork_rng(devices=devices):
-        run = Run(recipe, task, fabric, directory, watcher, Saving(save_every, until))
+        run = Run(recipe, task, fabric, directory, watcher, saving)
         run.run()
         return run.outcome(run.refitted() if recipe.run.refit else run)
 
@@ -170,7 +160,7 @@ class Run:
         self.best_weights: dict[str, Tensor] = {}
 
     def run(self) -> None:
-        """All rounds that are left."""
+        """Run all rounds that are left."""
         self._resume()
         self.watcher.start(self.recipe, self.plan, self.progress)
         try:
@@ -190,7 +180,7 @@ class Run:
             self.watcher.stop()
 
     def refitted(self) -> Run:
-        """A run as long as the best round of this one, on the validation cases too."""
+        """Train anew as long as the best round of this run, on the validation cases too."""
         recipe = _as_long_as(self.progress.rounds[self.progress.best], self.recipe)
         task = replace(self.task, train=self.task.train.joined(self.task.valid))
         directory = self.directory and self.directory / REFIT
@@ -244,7 +234,7 @@ class Run:
             return evaluate(self.model, self.task.goal, cases, self.fabric)
 
     def _is_best(self, found: Evaluation) -> bool:
-        """A better metric, or the same with a lower loss."""
+        """Return whether the metric is better, or equal with a lower loss."""
         if self.progress.best < 0:
             return True
         best = self.progress.rounds[self.progress.best]
@@ -254,7 +244,7 @@ class Run:
         return (found.value > value) == self.task.goal.higher_is_better
 
     def _save(self) -> None:
-        """All that a resumed run needs in one file, the best weights in another."""
+        """Write all that a resumed run needs to one file, the best weights to another."""
         directory = self.directory
         if directory is None:
             return
@@ -279,7 +269,7 @@ class Run:
         self._save_best(directory)
 
     def _save_best(self, directory: Path) -> None:
-        """The weights of the best round, and what it takes to use them."""
+        """Write the weights of the best round, and what it takes to use them."""
         task = self.task
         facts = {
             "recipe": self.recipe.to_json(),
@@ -325,7 +315,7 @@ class Run:
         return checkpoint
 
     def outcome(self, last: Run) -> Outcome:
-        """What came of this run: the test, once, with the weights of the last one."""
+        """Test once, with the weights of the last run, and return the outcome."""
         self.best_weights = last.best_weights
         if last is not self and self.directory is not None and self.fabric.is_global_zero:
             self._save_best(self.directory)
@@ -348,7 +338,7 @@ class Run:
 
 
 def _as_long_as(entry: Entry, recipe: Recipe) -> Recipe:
-    """The recipe of a run that ends where that round did, with no look at the cases before."""
+    """Return the recipe of a run that ends where that round did, evaluated only there."""
     if recipe.optim.steps is not None:
         steps = int(entry["step"])
         return recipe.replace(steps=steps, eval_every=steps, patience=None)

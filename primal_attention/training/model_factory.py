@@ -50,7 +50,7 @@ def trained_model(recipe: Recipe, sizes: Sizes, tensors: Mapping[str, Tensor]) -
 
 
 def uses_objective(recipe: Recipe, model: nn.Module) -> bool:
-    """Whether the loss has a KSVD objective: a weight, and layers to take it from."""
+    """Return whether the loss has a KSVD objective: a weight, and layers to take it from."""
     return recipe.optim.eta > 0 and any(isinstance(layer, KSVDLayer) for layer in model.modules())
 
 

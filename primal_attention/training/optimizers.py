@@ -15,7 +15,7 @@ from primal_attention.training.recipe import Recipe
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = False) -> Optimizer:
-    """The optimiser of a recipe over the parameters that are not frozen.
+    """Build the optimiser of a recipe over the parameters that are not frozen.
 
     No weight decay pulls at those that a model names, ``undecayed()``, nor at Lambda, whose zero is
     no smaller model: softplus(0) is 0.69.
@@ -50,7 +50,7 @@ class LeanRAdam(torch.optim.RAdam):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update."""
+        """Update the parameters once."""
         for group in self.param_groups:
             moments = [moment for moment in self._moments(group) if moment.gradient is not None]
             if moments:
@@ -102,7 +102,7 @@ def _update(
 
 
 def _factors(t: Tensor, lr: float | Tensor, beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
-    """Of the update with the second moments, and of that without; one of them is zero.
+    """Compute the factors of the update with second moments and without; one of them is zero.
 
     The second moments are used from where their average is long enough (rho > 5), and then
     rectified. Float32 would leave few digits of rho at first, a small difference of large numbers.

@@ -7,12 +7,12 @@ from torch import Tensor
 from primal_attention.training.recipe import Recipe
 
 Entry = dict[str, float]
-"""What is known at the end of a round: epoch, step, losses and the metric."""
+"""Numbers of a round: epoch, step, losses and the metric."""
 
 
 @dataclass
 class Progress:
-    """How far a run is; what a checkpoint holds beside tensors."""
+    """Progress of a run; a checkpoint holds it beside tensors."""
 
     rounds: list[Entry] = field(default_factory=list)
     best: int = -1  # index of the best round
@@ -37,7 +37,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """Result of a run."""
 
     recipe: Recipe
     metric: str

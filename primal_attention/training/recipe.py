@@ -36,7 +36,7 @@ class TaskName(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSettings:
-    """How the cases of a task are read and split."""
+    """Settings of reading and splitting the cases of a task."""
 
     #   Held out of train; 0: the set has validation cases; None: the test cases select.
     valid_fraction: float | None = 0.2
@@ -121,7 +121,7 @@ class OptimSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How a run is selected, repeated and computed."""
+    """Settings of selecting, repeating and computing a run."""
 
     protocol: str = "clean"  # one of PROTOCOLS
     seed: int = 0  # of weights, order and split
@@ -265,7 +265,7 @@ def _no_setting(key: str) -> str:
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """A hint for someone who got a name wrong."""
+    """Suggest the nearest names, or list all."""
     near = get_close_matches(name, names, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(near)}?"
@@ -319,7 +319,7 @@ def _truth(text: str) -> bool:
 
 
 def _literal(text: str) -> Any:
-    """An option of a mechanism: a number, true, false, none, a list, or else the text itself."""
+    """Parse an option: a number, true, false, none, a list, or else the text itself."""
     try:
         return json.loads(text.lower() if text in ("True", "False", "None") else text)
     except json.JSONDecodeError:

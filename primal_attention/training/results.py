@@ -31,7 +31,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
 def row_of(outcome: Outcome, commit: str) -> Row:
-    """The row of a run."""
+    """Make the row of a run."""
     recipe = outcome.recipe
     on_test = recipe.data.valid_fraction is None
     return {
@@ -50,7 +50,7 @@ def row_of(outcome: Outcome, commit: str) -> Row:
 
 
 def key_of(recipe: Recipe) -> Row:
-    """The columns that say which run it is."""
+    """Return the columns that identify a run."""
     return {
         "dataset": recipe.set_name,
         "model": recipe.model.name,
@@ -61,7 +61,7 @@ def key_of(recipe: Recipe) -> Row:
 
 
 def settings_of(recipe: Recipe) -> str:
-    """Every setting that differs from the defaults of a recipe, as ``--set`` reads them."""
+    """List the settings that differ from the defaults of a recipe, as ``--set`` reads them."""
     plain = Recipe(recipe.task, recipe.model.name).flat()
     named = ("task", "model", "protocol", "seed", "attention")
     changed = {
@@ -78,7 +78,7 @@ def settings_of(recipe: Recipe) -> str:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a results file; none where there is no file.
+    """Read the rows of a results file; none where there is no file.
 
     Raises:
         UnreadableFileError: It is damaged, for instance cut off within a row.
@@ -115,7 +115,7 @@ def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> No
 
 
 def _read(path: Path) -> tuple[list[str], list[Row]]:
-    """The columns and the rows. Each row ends in a new line, so that no part of one counts."""
+    """Read columns and rows. Each row ends in a new line, so that no part of one counts."""
     try:
         text = path.read_bytes().decode("utf-8")
         if not text.endswith("\n"):
@@ -149,7 +149,7 @@ def _order(row: Mapping[str, str]) -> tuple[str | int, ...]:
 
 
 def current_commit() -> str:
-    """The commit of the working directory; PRIMAL_COMMIT where there is no repository."""
+    """Return the commit of the working directory, or PRIMAL_COMMIT where that is set."""
     if "PRIMAL_COMMIT" in os.environ:
         return os.environ["PRIMAL_COMMIT"]
     command = ["git", "describe", "--always", "--dirty", "--abbrev=9", "--exclude=*"]
@@ -175,7 +175,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of runs that differ in the seed, with the interval of Student's t."""
+    """Average runs that differ in the seed, with the interval of Student's t."""
     count = len(values)
     if count < 2:
         return Estimate(fmean(values), None, count, None, None)
@@ -184,7 +184,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def average(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of several estimates, each from runs of its own (Welch and Satterthwaite)."""
+    """Average several estimates, each from runs of its own (Welch and Satterthwaite)."""
     mean, seeds = fmean(each.mean for each in estimates), min(each.seeds for each in estimates)
     known = [(v, f) for *_, v, f in estimates if v is not None and f is not None]
     if len(known) < len(estimates):

@@ -32,14 +32,14 @@ from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, estimate, key_of
 
 Told: TypeAlias = Callable[[int], None]
-"""Is called with the number of each step of the longest episode."""
+"""Callback with the number of each step of the longest episode."""
 SELECTIONS = ("last", "best")
 MORE = ("margin", "return", "length", "episodes", "target", "mode", "environment")
-"""What a row of a policy has beside the columns of every row."""
+"""Columns of a policy's row beside those of every row."""
 
 
 class Policies(NamedTuple):
-    """What a run learned: the weights of both rounds, and what it takes to use them."""
+    """Policies of a run: the weights of both rounds, and what it takes to use them."""
 
     path: Path  # where they were read
     recipe: Recipe
@@ -49,7 +49,7 @@ class Policies(NamedTuple):
     rounds: Mapping[str, Mapping[str, float]]  # by selection: epoch, step and errors
 
     def model(self, selection: str) -> DecisionModel:
-        """The model with those weights, on the CPU, in evaluation mode."""
+        """Build the model with those weights, on the CPU, in evaluation mode."""
         weights = {name: each.float() for name, each in self.weights[selection].items()}
         with fitting(self.path, "the checkpoint of a policy"):
             model: DecisionModel = trained_model(self.recipe, self.sizes, weights)
@@ -57,7 +57,7 @@ class Policies(NamedTuple):
 
 
 def read_policies(path: Path) -> Policies:
-    """The policies of a run directory, or of a file that ``pack_policies`` wrote."""
+    """Read the policies of a run directory, or of a file that ``pack_policies`` wrote."""
     if not path.is_dir():
         checkpoint = read_checkpoint(path)
         weights = {name: checkpoint.part(name) for name in SELECTIONS}
@@ -122,7 +122,7 @@ def try_policy(
 
 
 def trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
-    """The columns that say which policy was tried, and how."""
+    """Return the columns that say which policy was tried, and how."""
     environment = environment_of(found.recipe.set_name)
     usual = trial.target == environment.targets[0] and mode == "window"
     return {
@@ -138,7 +138,7 @@ def trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
 def policy_row(
     found: Policies, selection: str, trial: Trial, mode: str, rollout: Rollout, made: Row
 ) -> Row:
-    """The row of a policy: its mean return, on the scale of D4RL, with an interval.
+    """Make the row of a policy: its mean return, on the scale of D4RL, with an interval.
 
     ``made`` says on which device and by which commit.
     """
@@ -175,7 +175,7 @@ def missing_rows(
     watching: Callable[[str], AbstractContextManager[Told]] = _in_silence,
     video: Path | None = None,
 ) -> Iterator[Row]:
-    """A row for each policy of a run that has none; one that is both is rolled out once.
+    """Make a row for each policy of a run that has none; one that is both is rolled out once.
 
     Args:
         found: The policies.

@@ -26,7 +26,7 @@ from primal_attention.tasks import Task
 from primal_attention.training.checkpoint import BEST, read_checkpoint
 from primal_attention.training.devices import from_first, with_peers
 from primal_attention.training.domains import find_recipe
-from primal_attention.training.loop import alone_in, train_alone
+from primal_attention.training.loop import Saving, alone_in, train_alone
 from primal_attention.training.outcome import Outcome
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.watchers import MetricsFile, TensorBoard, Watcher, Watchers
@@ -66,21 +66,15 @@ def train_in(
         if found is not None:  # another process ended it in the meantime
             return found
         logs = [MetricsFile(directory), *([TensorBoard(directory)] if tensorboard else [])]
-        outcome = train_alone(
-            recipe,
-            task,
-            fabric,
-            directory=directory,
-            watcher=Watchers([*logs, watcher or Watcher()]),
-            save_every=save_every,
-            until=until,
-        )
+        watchers = Watchers([*logs, watcher or Watcher()])
+        saving = Saving(save_every, until)
+        outcome = train_alone(recipe, task, fabric, directory, watchers, saving)
         from_first(fabric, lambda: write_text(directory / RESULT, _to_json(outcome)))
     return outcome
 
 
 def directory_of(out: Path, recipe: Recipe) -> Path:
-    """Where a run goes; settings that are not the named recipe's have a place of their own."""
+    """Return the directory of a run; settings other than the named recipe's add a hash."""
     named = find_recipe(recipe.task, recipe.model.name, recipe.run.protocol, recipe.run.seed)
     ours, theirs = (json.loads(each.to_json()) for each in (recipe, named))
     changed = {name: value for name, value in ours.items() if value != theirs[name]}
@@ -92,7 +86,7 @@ def directory_of(out: Path, recipe: Recipe) -> Path:
 
 
 def read_outcome(directory: Path) -> Outcome:
-    """What came of the run in a directory, once it is over."""
+    """Read the outcome of the run in a directory, once it is over."""
     path = directory / RESULT
     if not path.is_file():
         raise FileNotFoundError(f"no run is over in {directory}: there is no {RESULT}")
@@ -106,7 +100,7 @@ def read_outcome(directory: Path) -> Outcome:
 
 
 def read_recipe(directory: Path) -> Recipe | None:
-    """The recipe of the run in a directory; None where there is none."""
+    """Read the recipe of the run in a directory; None where there is none."""
     path = directory / RECIPE
     if not path.exists():
         return None
@@ -141,7 +135,7 @@ def _check(outcome: Outcome) -> None:
 
 
 def _outcome_in(directory: Path, recipe: Recipe) -> Outcome | None:
-    """The outcome that is there already, of the same recipe; None where weights are missing."""
+    """Read the outcome of the same recipe; None where result or weights are missing."""
     found = read_recipe(directory)
     if found is not None:
         recipe.check_same(found, directory)
@@ -150,7 +144,7 @@ def _outcome_in(directory: Path, recipe: Recipe) -> Outcome | None:
 
 
 def _begin(directory: Path, recipe: Recipe) -> Outcome | None:
-    """The outcome that is there already; else the directory is made ready."""
+    """Read the outcome that is there already; else prepare the directory."""
     if not (directory / RECIPE).exists():
         write_text(directory / RECIPE, recipe.to_json())
     return _outcome_in(directory, recipe)

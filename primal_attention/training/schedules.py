@@ -13,19 +13,19 @@ def _warmup(progress: float, warmup: float) -> float:
 
 
 def _one_cycle(progress: float, warmup: float) -> float:
-    """A straight line up to the peak and a straight line down to nothing."""
+    """Rise linearly to the peak and fall linearly to zero."""
     return min(_rise(progress, warmup), (1 - progress) / (1 - warmup) if warmup < 1 else 1.0)
 
 
 def _cosine(progress: float, warmup: float) -> float:
-    """A straight line up to the peak and half a cosine down to nothing."""
+    """Rise linearly to the peak and fall by half a cosine to zero."""
     if progress < warmup:
         return _rise(progress, warmup)
     return (1 + math.cos(math.pi * (progress - warmup) / max(1 - warmup, 1e-12))) / 2
 
 
 def _inverse_sqrt(progress: float, warmup: float) -> float:
-    """A straight line up to the peak, then down with one over the root of the step.
+    """Rise linearly to the peak, then fall with one over the root of the step.
 
     Without a warm-up there is no step to count from: it stays at the peak.
     """
@@ -47,7 +47,7 @@ SCHEDULES: dict[str, Callable[[float, float], float]] = {
 
 
 def lr_factor(schedule: str, step: int, total_steps: int, warmup: float) -> float:
-    """What the learning rate is multiplied with at a step, 0 to ``total_steps`` - 1.
+    """Return the factor of the learning rate at a step, 0 to ``total_steps`` - 1.
 
     Steps are taken at their middle, so that neither end of a cycle is a step of length zero.
     """

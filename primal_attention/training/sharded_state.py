@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 
 def gather_model(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, whole, on the CPU; all processes take part."""
+    """Gather every parameter and buffer on the CPU; all processes take part."""
     return {name: _whole(tensor) for name, tensor in model.state_dict().items()}
 
 
@@ -20,7 +20,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def gather_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
-    """What the optimiser keeps of each parameter, by its number, whole, on the CPU."""
+    """Gather the optimiser's state of each parameter, by its number, on the CPU."""
     return {
         f"{index}.{name}": _whole(value)
         for index, kept in optimizer.state_dict()["state"].items()
@@ -59,7 +59,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _sharded(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor laid out over the processes as another of its shape is."""
+    """Distribute a tensor over the processes as another of its shape is."""
     if not isinstance(like, DTensor):
         return tensor
     with torch.no_grad():

@@ -64,7 +64,7 @@ class Step:
         return torch.stack([loss.detach(), objective.detach()]) * share
 
     def _set_lr(self, lr: float) -> None:
-        """A number, or a tensor that a recorded update reads again at each replay."""
+        """Set a number, or a tensor that a recorded update reads again at each replay."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr.fill_(lr) if group.get("capturable") else lr
 
@@ -82,7 +82,7 @@ class Replayed:
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
 
     def __call__(self, indices: Tensor, share: float) -> Tensor:
-        """The update of one process: its share is 1."""
+        """Update with the share 1 of a single process."""
         size = len(indices)
         self.seen[size] = self.seen.get(size, 0) + 1
         if self.seen[size] <= _WARM_UP:
@@ -128,6 +128,6 @@ def garbage_kept() -> Iterator[None]:
 
 
 def can_replay(recipe: Recipe, fabric: Fabric) -> bool:
-    """One process on a CUDA device; the scaler of fp16 waits for the device at each step."""
+    """Return True for one process on a CUDA device; the scaler of fp16 synchronises each step."""
     alone = fabric.world_size == 1 and fabric.device.type == "cuda"
     return alone and recipe.run.precision != "fp16" and recipe.run.graph

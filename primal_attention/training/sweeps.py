@@ -35,13 +35,13 @@ _HEARTBEAT, _GRACE = 20, 90  # seconds; a trial silent for longer is given to an
 
 @dataclass(frozen=True)
 class Space:
-    """What a search may set: values to choose from, and ranges."""
+    """Search space: values to choose from, and ranges."""
 
     choices: Choices
     ranges: Ranges
 
     def suggest(self, trial: Trial) -> list[str]:
-        """The settings of a trial, as ``--set`` reads them."""
+        """Suggest the settings of a trial, as ``--set`` reads them."""
         values: dict[str, Any] = {
             name: trial.suggest_categorical(name, list(values))
             for name, values in self.choices.items()
@@ -75,7 +75,7 @@ _SPACES = {"primal": _PRIMAL_SPACE, "primal_time": _TIME_SPACE}
 
 
 def space_of(sampler: str, model: str) -> Space:
-    """The paper's grid, or the ranges of a free search; without what the model does not have."""
+    """Return the paper's grid or the ranges of a free search, as far as the model has them."""
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, got {sampler!r}")
     if sampler == "tpe":
@@ -96,7 +96,7 @@ def as_settings(values: Mapping[str, Any]) -> list[str]:
 def open_study(
     name: str, storage: str, recipe: Recipe, space: Space, *, higher_is_better: bool
 ) -> Study:
-    """A study that is new, or the one of that name in the storage; of this recipe in both cases."""
+    """Open the study of that name, or make it; it must be of this recipe."""
     optuna = _optuna()
     sampler = optuna.samplers.TPESampler() if space.ranges else optuna.samplers.RandomSampler()
     study: Study = optuna.create_study(
@@ -159,24 +159,24 @@ def run_trials(
 
 
 def directory_of(trial: Trial | FrozenTrial) -> str:
-    """The name of the directory of a trial; one that is taken up again keeps its own."""
+    """Return the name of a trial's directory, which a resumed trial keeps."""
     return str(trial.user_attrs.get("directory", f"trial{trial.number}"))
 
 
 def finished(study: Study) -> list[FrozenTrial]:
-    """The trials with a value."""
+    """Return the trials with a value."""
     state = _optuna().trial.TrialState
     return study.get_trials(deepcopy=False, states=(state.COMPLETE,))
 
 
 def under_way(study: Study) -> list[FrozenTrial]:
-    """The trials that some process runs."""
+    """Return the trials that some process runs."""
     state = _optuna().trial.TrialState
     return study.get_trials(deepcopy=False, states=(state.RUNNING,))
 
 
 def _begun(study: Study) -> set[str]:
-    """The settings that are done or under way."""
+    """Return the settings that are done or under way."""
     _fail_stale_trials(study)
     state = _optuna().trial.TrialState
     states = (state.COMPLETE, state.PRUNED, state.RUNNING)
@@ -192,7 +192,7 @@ def _fail_stale_trials(study: Study) -> None:
 
 
 def _is_done_elsewhere(study: Study, trial: Trial) -> bool:
-    """Whether an earlier trial with the same settings is done or under way."""
+    """Return whether an earlier trial with the same settings is done or under way."""
     state = _optuna().trial.TrialState
     return any(
         other.number < trial.number and other.params == trial.params
@@ -206,7 +206,7 @@ def _enqueue_again(study: Study, trial: Trial | FrozenTrial) -> None:
 
 
 def _storage(url: str) -> Any:
-    """The storage; a new one that several processes make at once may take more than one try."""
+    """Open the storage; several processes that make it at once may need more than one try."""
     _optuna()
     from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 

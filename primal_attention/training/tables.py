@@ -23,7 +23,7 @@ PRINTED = "printed"  # the paper's own number, beside the protocols
 _SAME_MODEL = ("precision", "graph", "compile")  # settings of how the same thing is computed
 
 Key = tuple[tuple[str, str], ...]
-"""What a row of a table stands for: pairs such as ("dataset", "Heartbeat")."""
+"""Key of a row of a table: pairs such as ("dataset", "Heartbeat")."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Expected:
 
 
 def read_expected(path: Path) -> Expected:
-    """The table of an ``expected.toml``."""
+    """Read the table of an ``expected.toml``."""
     try:
         values = tomllib.loads(path.read_text())
         columns = [_text(value) for value in values["columns"]]
@@ -113,20 +113,20 @@ class Table:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Where the numbers of each column are from."""
+        """Sources of the numbers of each column."""
         return (PRINTED, *self.expected.protocols)
 
     def heading(self, column: str) -> str:
-        """The paper's name of a column, else our own."""
+        """Return the paper's name of a column, else our own."""
         return self.expected.headings.get(column, column)
 
     def value(self, key: Key, column: str, source: str) -> float | Estimate | None:
-        """What stands in a cell."""
+        """Return the number of a cell."""
         cell = self.cells.get((key, column), Cell())
         return cell.printed if source == PRINTED else cell.ours.get(source)
 
     def common_keys(self) -> tuple[Key, ...]:
-        """The rows that have a number wherever a column has any: those an average is fair over."""
+        """Return the rows with a number in every filled column: averages over them are fair."""
         keys = self.expected.keys
         wheres = [(column, source) for column in self.columns for source in self.sources]
         filled = [
@@ -137,7 +137,7 @@ class Table:
         )
 
     def average(self, column: str, source: str) -> float | Estimate | None:
-        """The mean of a column over the common rows."""
+        """Average a column over the common rows."""
         values = [self.value(key, column, source) for key in self.common_keys()]
         ours = [value for value in values if isinstance(value, Estimate)]
         numbers = [value for value in values if isinstance(value, float)]
@@ -153,7 +153,7 @@ def fill(
     columns: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> Table:
-    """The table with our runs in it.
+    """Fill a table with our runs.
 
     Args:
         expected: What the paper printed.
@@ -186,7 +186,7 @@ def fill(
 
 
 def printed_number(expected: Expected, recipe: Recipe) -> float | None:
-    """What the paper has for the set and model of a recipe, in a table whose columns are models.
+    """Return the paper's number for a recipe, in a table whose columns are models.
 
     None where the table is of something that training does not measure.
     """
@@ -197,7 +197,7 @@ def printed_number(expected: Expected, recipe: Recipe) -> float | None:
 
 
 def printed_in(suite: Path, recipe: Recipe) -> tuple[float, str] | None:
-    """The paper's number and the name of its table, where a folder of the suite has it."""
+    """Return the paper's number and the name of its table, where a folder of the suite has it."""
     for path in sorted(suite.glob(f"**/{EXPECTED}")):
         expected = read_expected(path)
         number = printed_number(expected, recipe)
@@ -207,7 +207,7 @@ def printed_in(suite: Path, recipe: Recipe) -> tuple[float, str] | None:
 
 
 def other_schedules(table: Table) -> list[str]:
-    """What was trained for another time than in its recipe: "8750 of 35000 steps (image)"."""
+    """List the schedules that differ from the recipe's: "8750 of 35000 steps (image)"."""
     found: dict[str, dict[str, None]] = {}
     for row in table.counted:
         task, model = f"{table.expected.domain}/{row['dataset']}", row["model"]
@@ -221,7 +221,7 @@ def other_schedules(table: Table) -> list[str]:
 
 
 def why_left_out(expected: Expected, row: Row) -> str:
-    """What is different about a run that is in no cell."""
+    """Say how a run that is in no cell differs from the named recipe."""
     datasets = {dict(key)["dataset"] for key in expected.keys}
     if row["dataset"] not in datasets:
         return f"{row['dataset']}: not in the table"
@@ -241,7 +241,7 @@ def _distinct(rows: Iterable[Row]) -> list[Row]:
 
 
 def _known_columns(expected: Expected, runs: Sequence[Row]) -> list[str]:
-    """Those of the paper, and models of ours that it does not have."""
+    """Return the columns of the paper, and models of ours that it does not have."""
     models = {row["model"] for row in runs} if expected.column == "model" else set()
     return [*expected.headings, *(each for each in MODELS if each in models - {*expected.headings})]
 
@@ -252,7 +252,7 @@ def _runs_of(
     place: tuple[Key, str, str],
     settings: Sequence[str],
 ) -> list[Row]:
-    """The runs of a cell under a protocol, one a seed; all computed in the same way.
+    """Find the runs of a cell under a protocol, one a seed, all computed in the same way.
 
     Which way may be any, unless it is what is timed.
     """
@@ -304,7 +304,7 @@ def _as_dict(settings: str, model: str, ignored: Collection[str] = ()) -> dict[s
 
 @cache
 def _defaults(model: str) -> dict[str, str]:
-    """The options of a model's mechanism, as settings."""
+    """Return the options of a model's mechanism as settings."""
     parameters = options_of(mechanism_of(model))
     return {f"attention.{name}": _text(each.default) for name, each in parameters.items()}
 

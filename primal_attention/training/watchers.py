@@ -25,22 +25,22 @@ METRICS, TENSORBOARD = "metrics.csv", "tensorboard"
 
 
 class Watcher:
-    """Is told how a run goes, in the first process alone; this one says nothing."""
+    """Observer of a run, in the first process alone; this one does nothing."""
 
     def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
-        """The run begins, or goes on after the rounds of the progress, which grows as it runs."""
+        """Begin, or resume after the rounds of the progress, which grows as it runs."""
 
     def step(self, step: int) -> None:
-        """A step was made."""
+        """Note a step."""
 
     def round(self, entry: Entry) -> None:
-        """A round is over, and is the last one of the progress."""
+        """Note the end of a round, which is the last one of the progress."""
 
     def stop(self) -> None:
-        """The run is over, or was interrupted."""
+        """Finish, at the end of a run or at an interruption."""
 
     def of_refit(self) -> Watcher:
-        """Who is told of the second training, on all cases; nobody unless told."""
+        """Return the watcher of the refit run; silent by default."""
         return Watcher()
 
 
@@ -72,7 +72,7 @@ class Watchers(Watcher):
                 told.callback(watcher.stop)
 
     def of_refit(self) -> Watcher:
-        """Those of each."""
+        """Return the watchers that each has for the refit run."""
         return Watchers([watcher.of_refit() for watcher in self.watchers])
 
 
@@ -134,7 +134,7 @@ def _logger(directory: Path) -> Any:
 
 
 def progress_bar(console: Console | None = None) -> Watcher:
-    """A bar where the console is a terminal; else lines, such as a log file can hold."""
+    """Return a bar where the console is a terminal, else lines, as a log file can hold them."""
     with needing("a progress bar needs Rich", "cli"):
         from rich.console import Console
     console = console or Console(stderr=True)
@@ -214,12 +214,12 @@ class _Bar(Watcher):
         self.bar.stop()
 
     def of_refit(self) -> Watcher:
-        """A bar again."""
+        """Show a bar again."""
         return self
 
 
 def _told(plan: Plan, progress: Progress) -> str:
-    """The last and the best round in words."""
+    """Describe the last and the best round."""
     if not progress.rounds:
         return f"{_place(plan, progress)}/{_end(plan)}"
     last, best = progress.rounds[-1], progress.rounds[progress.best]
@@ -231,7 +231,7 @@ def _told(plan: Plan, progress: Progress) -> str:
 
 
 def _place(plan: Plan, progress: Progress) -> str:
-    """How far a run is, in what it is counted in."""
+    """Describe how far a run is, in epochs or steps."""
     if plan.steps is not None:
         return f"step {progress.steps}"
     return f"epoch {progress.rounds[-1]['epoch'] if progress.rounds else 0}"

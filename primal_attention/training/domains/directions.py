@@ -15,7 +15,7 @@ class Directions(NamedTuple):
 
 
 def with_directions(recipe: Recipe, directions: Directions) -> Recipe:
-    """The recipe with those settings, where its model has Primal layers.
+    """Set the directions of a recipe whose model has Primal layers.
 
     Of layers with a learned time the number of directions alone: they sample nothing, and no weight
     of their objective has been chosen yet.

@@ -39,7 +39,7 @@ SCHEDULES: dict[str, Schedule] = {"tiny-imagenet-100": TINY, "tiny-imagenet-200"
 
 
 def images_paper(name: str, model: str, seed: int = 0) -> Recipe:
-    """As the authors trained: the best epoch on the test pictures is reported."""
+    """Train as the authors did: the best epoch on the test pictures is reported."""
     schedule = SCHEDULES.get(name, DEIT_S)
     recipe = Recipe(
         task=f"images/{name}",
@@ -73,7 +73,7 @@ def images_paper(name: str, model: str, seed: int = 0) -> Recipe:
 
 
 def images_clean(name: str, model: str, seed: int = 0) -> Recipe:
-    """The same, chosen on a tenth of the training pictures, held out by class."""
+    """Choose on a tenth of the training pictures, held out by class."""
     return images_paper(name, model, seed).replace(protocol="clean", valid_fraction=0.1)
 
 

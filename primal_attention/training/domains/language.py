@@ -22,7 +22,7 @@ WARMUP = 6_000 / 150_000  # the part of all steps in which the learning rate ris
 
 
 class Schedule(NamedTuple):
-    """How long a text is trained on, and how strongly its models are regularised."""
+    """Length of training on a text, and dropout of its models."""
 
     steps: int
     eval_every: int
@@ -38,7 +38,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def language_paper(name: str, model: str, seed: int = 0) -> Recipe:
-    """As the authors trained: the learning rate falls with the root of the step, no clipping.
+    """Train as the authors did: the learning rate falls with the root of the step, no clipping.
 
     Their Adam decays weights apart from the gradient, which is AdamW. They work in float32.
     """
@@ -77,7 +77,7 @@ def language_paper(name: str, model: str, seed: int = 0) -> Recipe:
 
 
 def language_clean(name: str, model: str, seed: int = 0) -> Recipe:
-    """The same network and length, with gradients clipped and a learning rate that ends at nothing.
+    """Clip gradients and let the learning rate end at zero; network and length are the paper's.
 
     The paper's protocol selects on the validation part too, so there is no leak to mend.
     """
@@ -86,7 +86,7 @@ def language_clean(name: str, model: str, seed: int = 0) -> Recipe:
 
 
 def _options(model: str) -> dict[str, Any]:
-    """Of the Primal layers: static weights in Primal.+, as the authors have them."""
+    """Return options of the Primal layers: static weights in Primal.+, as the authors have them."""
     if not has_objective(model):
         return {}
     if mechanism_of(model) == "primal_time":

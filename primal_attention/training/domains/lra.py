@@ -22,7 +22,7 @@ from primal_attention.training.recipe import Recipe, nearest
 
 
 class Schedule(NamedTuple):
-    """How long a task is trained, in steps, as the authors' scripts have it."""
+    """Length of training and batch size of a task, from the authors' scripts."""
 
     steps: int
     batch_size: int
@@ -61,14 +61,14 @@ _OPTIONS: dict[str, Mapping[str, Any]] = {  # where the paper has others than ou
 
 
 def lra_paper(name: str, model: str, seed: int = 0) -> Recipe:
-    """As the authors trained: padding pools, and leaks into Primal layers."""
+    """Train as the authors did: padding is pooled, and leaks into Primal layers."""
     directions = RELEASED.get(model, {}).get(_like(name), CLEAN)
     recipe = _recipe(name, model, "paper", seed, directions)
     return recipe.replace(mask_primal=mechanism_of(model) != "primal")
 
 
 def lra_clean(name: str, model: str, seed: int = 0) -> Recipe:
-    """The same network and schedule with padding masked everywhere, one setting for all tasks."""
+    """Mask padding everywhere, and use one setting for all tasks."""
     return _recipe(name, model, "clean", seed, CLEAN)
 
 
@@ -104,7 +104,7 @@ def _recipe(name: str, model: str, protocol: str, seed: int, directions: Directi
 
 
 def _like(name: str) -> str:
-    """The task of the paper whose settings a task has."""
+    """Return the task of the paper whose settings a task has."""
     if name not in LRA_TASKS:
         raise ValueError(f"no task of lra is called {name!r}; {nearest(name, LRA_TASKS)}")
     if name in PATHFINDERS:
@@ -113,7 +113,7 @@ def _like(name: str) -> str:
 
 
 def _held_out(name: str, protocol: str) -> float | None:
-    """The part of the training cases that validates; Text alone has no cases for that."""
+    """Return the part of the training cases that validates; only Text has no cases for that."""
     if name != "text":
         return 0.0
     return None if LRA_PROTOCOLS[protocol].text_validates_on_test else HELD_OUT

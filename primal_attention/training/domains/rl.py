@@ -27,12 +27,12 @@ CONTEXT = 20  # steps, of three tokens each
 
 
 def rl_paper(name: str, model: str, seed: int = 0) -> Recipe:
-    """As the authors trained, with the directions of their scripts."""
+    """Train as the authors did, with the directions of their scripts."""
     return _recipe(name, model, "paper", seed, RELEASED.get(name, CLEAN))
 
 
 def rl_clean(name: str, model: str, seed: int = 0) -> Recipe:
-    """The same with one number of directions for all sets."""
+    """Use one number of directions for all sets."""
     return _recipe(name, model, "clean", seed, CLEAN)
 
 

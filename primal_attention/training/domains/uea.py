@@ -55,7 +55,7 @@ def uea_paper(name: str, model: str, seed: int = 0) -> Recipe:
 
 
 def uea_clean(name: str, model: str, seed: int = 0) -> Recipe:
-    """The same network, one setting for all sets, chosen on cases held out of the training ones."""
+    """Use one setting for all sets, and choose on cases held out of the training ones."""
     recipe = Recipe(
         task=f"uea/{name}",
         model=model,
