@@ -45,7 +45,8 @@ class LeanRAdam(torch.optim.RAdam):
     """The updates and the state of ``torch.optim.RAdam``, with the step's factors computed once.
 
     They depend on the number of the step alone, which all parameters share: each of them has a
-    gradient in every step, or in none. Nothing waits for the device.
+    gradient in every step, or in none. Nothing synchronises. The capturable form of torch takes a
+    few launches more for each parameter and computes rho in float32, which changes the numbers.
     """
 
     @torch.no_grad()

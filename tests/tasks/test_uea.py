@@ -177,7 +177,7 @@ def half(name, *, split, extract_path):
 def test_a_download_that_fails_leaves_nothing(tmp_path, downloads, fetch, why):
     downloads(fetch)
     with pytest.raises(FileNotFoundError, match=rf"Put Heartbeat_TRAIN\.ts .*failed: .*{why}"):
-        load_uea("Heartbeat", tmp_path)
+        load_uea("Heartbeat", tmp_path / "data" / "uea")
     assert list(tmp_path.iterdir()) == []
 
 
