@@ -214,7 +214,7 @@ def walk_backward(
     backward_walk[(4 * programs,)](
         q, k, h_e, h_r, c_e, c_r, counts, mask, left, states, d_out, *d_after,
         *contiguous(d.gram_q, d.gram_k),
-        dq, dk, dh_e, dh_r, columns, *parts, None, None,
+        dq, dk, dh_e, dh_r, columns, *parts,
         strides(q), strides(k), strides(h_e), _map_strides(c_e), _map_strides(c_r),
         count_strides(counts), strides(d_out), strides(dq), strides(dk), strides(dh_e), *layout,
         SCORE_STAGES=score_stages(given.key, S), **options,

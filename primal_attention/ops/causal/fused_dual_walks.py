@@ -97,11 +97,12 @@ def features_of(
 
 @triton.jit
 def map_of(
-    c, strides,
+    side_map,
     S: tl.constexpr, V: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The map [S, V] of a side as an operand; zeros where the side is not output."""
+    c, strides = side_map
     matrix = tl.zeros([WIDTH_S, WIDTH_V], tl.float32)
     if c is not None:
         s, v = tl.arange(0, WIDTH_S), tl.arange(0, WIDTH_V)
@@ -243,10 +244,10 @@ def segment_gradients(
             )  # fmt: skip
             sum_k = lowered_product(tl.trans(z_k), scaled(dy, f_k * share), sum_k, PRECISION)
     if c_e is not None:
-        map_e = map_of(c_e, c_e_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
+        map_e = map_of((c_e, c_e_strides), S, V, WIDTH_S, WIDTH_V, PRECISION)
         store_stacked(dk_moments, program, times(sum_q, tl.trans(map_e), PRECISION), P, S)
     if c_r is not None:
-        map_r = map_of(c_r, c_r_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
+        map_r = map_of((c_r, c_r_strides), S, V, WIDTH_S, WIDTH_V, PRECISION)
         store_stacked(dq_moments, program, times(sum_k, tl.trans(map_r), PRECISION), P, S)
 
 
@@ -323,8 +324,8 @@ def forward_walk(
     q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
     h_e, h_r = segment_of(h_e, h_strides, b, h, first), segment_of(h_r, h_strides, b, h, first)
     out = segment_of(out, out_strides, b, h, first)
-    map_e = map_of(c_e, c_e_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
-    map_r = map_of(c_r, c_r_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
+    map_e = map_of((c_e, c_e_strides), S, V, WIDTH_S, WIDTH_V, PRECISION)
+    map_r = map_of((c_r, c_r_strides), S, V, WIDTH_S, WIDTH_V, PRECISION)
     shift = row_of(bias, 0, V, WIDTH_V)
     q_side = load_stacked(q_before, program, P, S, WIDTH_P, WIDTH_S)
     k_side = load_stacked(k_before, program, P, S, WIDTH_P, WIDTH_S)
@@ -367,7 +368,7 @@ def forward_walk(
 @launched()
 def backward_walk(
     q, k, h_e, h_r, c_e, c_r, counts, mask, inverse_n, states, d_out, dq_after, dk_after,
-    d_gram_q, d_gram_k, dq, dk, dh_e, dh_r, columns, dc_e, dc_r, d_bias, dq_before, dk_before,
+    d_gram_q, d_gram_k, dq, dk, dh_e, dh_r, columns, dc_e, dc_r, d_bias,
     q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides,
     d_out_strides, dq_strides, dk_strides, dh_strides, N, H, number, tokens,
     P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
@@ -384,39 +385,32 @@ def backward_walk(
     program, kind = tl.program_id(0) // 4, tl.program_id(0) % 4
     column = (program // H).to(tl.int64) * (2 * H * (P + S))  # where the row begins
     of_q, of_h = column + program % H * P, column + 2 * H * P + program % H * S
+    q, k, d_out = (q, q_strides), (k, k_strides), (d_out, d_out_strides)
+    h_e, h_r, c_e, c_r = (h_e, h_strides), (h_r, h_strides), (c_e, c_e_strides), (c_r, c_r_strides)
+    known = counts, count_strides, mask, inverse_n, states
     if kind == 0:
         _backward_features(
-            program, q, k, h_e, h_r, c_e, c_r, counts, mask, inverse_n, states, d_out, dq_after,
-            d_gram_q, dq, dq_before, columns, of_q,
-            q_strides, k_strides, h_strides, c_e_strides, c_r_strides, count_strides,
-            d_out_strides, dq_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES,
-            MAP_Q, MAP_K, 1, WHOLE,
+            program, q, k, h_e, h_r, c_e, c_r, known, d_out, dq_after, d_gram_q,
+            (dq, dq_strides), columns, of_q, N, H, number, tokens,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_Q, MAP_K, 1, WHOLE,
         )  # fmt: skip
     elif kind == 1:
         _backward_features(
-            program, k, q, h_r, h_e, c_r, c_e, counts, mask, inverse_n, states, d_out, dk_after,
-            d_gram_k, dk, dk_before, columns, of_q + H * P,
-            k_strides, q_strides, h_strides, c_r_strides, c_e_strides, count_strides,
-            d_out_strides, dk_strides, N, H, number, tokens,
-            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES,
-            MAP_K, MAP_Q, 0, WHOLE,
+            program, k, q, h_r, h_e, c_r, c_e, known, d_out, dk_after, d_gram_k,
+            (dk, dk_strides), columns, of_q + H * P, N, H, number, tokens,
+            P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, STAGES, MAP_K, MAP_Q, 0, WHOLE,
         )  # fmt: skip
     elif kind == 2:
         _backward_scores(
-            program, q, k, h_r, c_e, c_r, counts, mask, inverse_n, states, d_out, dq_after,
-            dh_e, dc_e, d_bias, columns, of_h,
-            q_strides, k_strides, h_strides, c_r_strides, count_strides,
-            d_out_strides, dh_strides, N, H, number, tokens,
+            program, q, k, h_r, c_e, c_r, known, d_out, dq_after,
+            (dh_e, dh_strides), dc_e, d_bias, columns, of_h, N, H, number, tokens,
             P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES,
             MAP_Q, MAP_K, 1, WHOLE,
         )  # fmt: skip
     else:
         _backward_scores(
-            program, k, q, h_e, c_r, c_e, counts, mask, inverse_n, states, d_out, dk_after,
-            dh_r, dc_r, None, columns, of_h + H * S,
-            k_strides, q_strides, h_strides, c_e_strides, count_strides,
-            d_out_strides, dh_strides, N, H, number, tokens,
+            program, k, q, h_e, c_r, c_e, known, d_out, dk_after,
+            (dh_r, dh_strides), dc_r, None, columns, of_h + H * S, N, H, number, tokens,
             P, S, V, WIDTH_P, WIDTH_S, WIDTH_V, BLOCK, PRECISION, SCORE_STAGES,
             MAP_K, MAP_Q, 0, WHOLE,
         )  # fmt: skip
@@ -424,29 +418,29 @@ def backward_walk(
 
 @triton.jit
 def _backward_features(
-    program, z, far_z, h, far_h, c, far_c, counts, mask, inverse_n, states, d_out, d_after, d_gram,
-    dz, d_before, columns, column,
-    z_strides, far_strides, h_strides, c_strides, far_c_strides, count_strides,
-    d_out_strides, dz_strides, N, H, number, tokens,
+    program, z, far_z, h, far_h, c, far_c, known, d_out, d_after, d_gram, dz, columns, column,
+    N, H, number, tokens,
     P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     FEATURE_MAP: tl.constexpr, FAR_MAP: tl.constexpr, FAR_SIDE: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the rows behind the near side's features, and of its sum of phi h^T."""
+    """Gradients of the rows behind the near side's features."""
+    counts, count_strides, mask, inverse_n, states = known
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
-    z = segment_of(z, z_strides, b, head, first)
-    far_z = segment_of(far_z, far_strides, b, head, first)
+    z, of_z = segment_of(z[0], z[1], b, head, first), z[1][1]
+    far_z, of_far = segment_of(far_z[0], far_z[1], b, head, first), far_z[1][1]
+    of_h = h[1][1]
     h, far_h = (
-        segment_of(h, h_strides, b, head, first),
-        segment_of(far_h, h_strides, b, head, first),
+        segment_of(h[0], h[1], b, head, first),
+        segment_of(far_h[0], far_h[1], b, head, first),
     )
-    dz = segment_of(dz, dz_strides, b, head, first)
-    d_out = segment_of(d_out, d_out_strides, b, head, first)
-    near_map = map_of(c, c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
-    far_map = map_of(far_c, far_c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
+    dz, of_dz = segment_of(dz[0], dz[1], b, head, first), dz[1][1]
+    d_out, of_d_out = segment_of(d_out[0], d_out[1], b, head, first), d_out[1][1]
+    near_map = map_of(c, S, V, WIDTH_S, WIDTH_V, PRECISION)
+    far_map = map_of(far_c, S, V, WIDTH_S, WIDTH_V, PRECISION)
     both = both_ways(d_gram, b * H + head, P, WIDTH_P, PRECISION)
     d_side = load_stacked(d_after, program, P, S, WIDTH_P, WIDTH_S) * inverse_of(inverse_n, b)
     sums = tl.zeros([BLOCK // 2, WIDTH_P], tl.float32)
@@ -455,28 +449,28 @@ def _backward_features(
         start = first + row
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
-        dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
-        rows = rows_of(h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+        dy = rows_of(d_out, row, of_d_out, real, V, WIDTH_V, BLOCK, PRECISION)
+        rows = rows_of(h, row, of_h, real, S, WIDTH_S, BLOCK, PRECISION)
         base, factor, inverse = features_of(
-            z, row, z_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+            z, row, of_z, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         far, far_factor, _ = features_of(
-            far_z, row, far_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
+            far_z, row, of_far, real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
         )  # fmt: skip
         d_phi = tl.zeros([BLOCK, WIDTH_P], tl.float32)
         if d_gram is not None:
             d_phi = scaled(times(base, both, PRECISION), factor)
         d_phi = lowered_product(rows, tl.trans(d_side), d_phi, PRECISION)
         d_kernel = tl.zeros([BLOCK, BLOCK], tl.float32)
-        if c is not None:
+        if c[0] is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + head) * 2 + FAR_SIDE
             far_side = state_of(states, place, P, S, WIDTH_P, WIDTH_S)
-            far_rows = rows_of(far_h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+            far_rows = rows_of(far_h, row, of_h, real, S, WIDTH_S, BLOCK, PRECISION)
             d_read = scaled(times(dy, tl.trans(near_map), PRECISION), share)
             d_phi = lowered_product(d_read, tl.trans(far_side), d_phi, PRECISION)
             d_kernel = times(d_read, tl.trans(far_rows), PRECISION) * far_factor[None, :]
             d_kernel = past(d_kernel)
-        if far_c is not None:
+        if far_c[0] is not None:
             d_far = scaled(times(dy, tl.trans(far_map), PRECISION), far_factor * share)
             d_far = lowered(d_far, PRECISION)
             d_kernel += later(times(rows, tl.trans(d_far), PRECISION))
@@ -484,21 +478,17 @@ def _backward_features(
         d_phi = lowered_product(d_kernel, far, d_phi, PRECISION)
         d_rows = pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
         exists = columns_of(existing(start, end, BLOCK), P, WIDTH_P)
-        store_segment_rows(dz, d_rows, row, dz_strides[1], exists)
+        store_segment_rows(dz, d_rows, row, of_dz, exists)
         if columns is not None:
             sums += by_eight(d_rows)
     if columns is not None:
         store_row(columns + column, 0, tl.sum(sums, 0), P, WIDTH_P)
-    if first == 0 and d_before is not None:
-        store_stacked(d_before, b * H + head, d_side, P, S)
 
 
 @triton.jit
 def _backward_scores(
-    program, z, far_z, far_h, c, far_c, counts, mask, inverse_n, states, d_out, d_after,
-    dh, dc, d_bias, columns, column,
-    z_strides, far_strides, h_strides, far_c_strides, count_strides,
-    d_out_strides, dh_strides, N, H, number, tokens,
+    program, z, far_z, far_h, c, far_c, known, d_out, d_after, dh, dc, d_bias, columns, column,
+    N, H, number, tokens,
     P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -506,14 +496,15 @@ def _backward_scores(
     WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the near side's dual variables, of the map of its scores, and of the bias."""
+    counts, count_strides, mask, inverse_n, states = known
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
-    z = segment_of(z, z_strides, b, head, first)
-    far_z = segment_of(far_z, far_strides, b, head, first)
-    far_h = segment_of(far_h, h_strides, b, head, first)
-    dh = segment_of(dh, dh_strides, b, head, first)
-    d_out = segment_of(d_out, d_out_strides, b, head, first)
-    far_map = map_of(far_c, far_c_strides, S, V, WIDTH_S, WIDTH_V, PRECISION)
+    z, of_z = segment_of(z[0], z[1], b, head, first), z[1][1]
+    far_z, of_far = segment_of(far_z[0], far_z[1], b, head, first), far_z[1][1]
+    far_h, of_h = segment_of(far_h[0], far_h[1], b, head, first), far_h[1][1]
+    dh, of_dh = segment_of(dh[0], dh[1], b, head, first), dh[1][1]
+    d_out, of_d_out = segment_of(d_out[0], d_out[1], b, head, first), d_out[1][1]
+    far_map = map_of(far_c, S, V, WIDTH_S, WIDTH_V, PRECISION)
     d_side = load_stacked(d_after, program, P, S, WIDTH_P, WIDTH_S) * inverse_of(inverse_n, b)
     sum_c = tl.zeros([WIDTH_V, WIDTH_S], tl.float32)
     sum_bias = tl.zeros([16, WIDTH_V], tl.float32)
@@ -523,29 +514,29 @@ def _backward_scores(
         start = first + row
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
-        dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
+        dy = rows_of(d_out, row, of_d_out, real, V, WIDTH_V, BLOCK, PRECISION)
         base, factor, _ = features_of(
-            z, row, z_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+            z, row, of_z, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         far, far_factor, _ = features_of(
-            far_z, row, far_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
+            far_z, row, of_far, real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
         )  # fmt: skip
         dh_rows = times(base, d_side, PRECISION)
         kernel_matrix = times(base, tl.trans(far), PRECISION)
-        if far_c is not None:
+        if far_c[0] is not None:
             d_far = scaled(times(dy, tl.trans(far_map), PRECISION), far_factor * share)
             d_far = lowered(d_far, PRECISION)
             dh_rows = lowered_product(later(kernel_matrix), d_far, dh_rows, PRECISION)
             d_side = lowered_product(tl.trans(far), d_far, d_side, PRECISION)
         exists = columns_of(existing(start, end, BLOCK), S, WIDTH_S)
         dh_rows = scaled(dh_rows, factor)
-        store_segment_rows(dh, dh_rows, row, dh_strides[1], exists)
+        store_segment_rows(dh, dh_rows, row, of_dh, exists)
         if columns is not None:
             sums += by_eight(dh_rows)
-        if c is not None:
+        if c[0] is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + head) * 2 + FAR_SIDE
             far_side = state_of(states, place, P, S, WIDTH_P, WIDTH_S)
-            far_rows = rows_of(far_h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+            far_rows = rows_of(far_h, row, of_h, real, S, WIDTH_S, BLOCK, PRECISION)
             read = times(base, far_side, PRECISION)
             kernel_matrix = past(kernel_matrix * far_factor[None, :])
             read = lowered_product(kernel_matrix, far_rows, read, PRECISION)
@@ -555,7 +546,7 @@ def _backward_scores(
             sum_bias += tl.sum(groups, 0)
     if columns is not None:
         store_row(columns + column, 0, tl.sum(sums, 0), S, WIDTH_S)
-    if c is not None:
+    if c[0] is not None:
         store_stacked(dc, program, tl.trans(sum_c), S, V)
     if d_bias is not None:
         store_row(d_bias, program, tl.sum(sum_bias, 0), V, WIDTH_V)
