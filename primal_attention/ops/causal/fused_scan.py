@@ -306,19 +306,13 @@ def segment_states(
     tiles: tl.constexpr = (V + WIDTH_V - 1) // WIDTH_V
     program, column = tl.program_id(0) // tiles // SIDES, tl.program_id(0) % tiles * WIDTH_V
     side, z, values = tl.program_id(0) // tiles % SIDES, (z, z_strides), (values, value_strides)
-    if SIDES == 1:
+    if side == 0:
         _walk_segment(
             program, column, z, values, steps, mask, states, ends, elapsed, passed, STORING, 0,
             N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
             MAP_K if STORING else MAP_Q, BACKWARD,
         )  # fmt: skip
-    elif side == 0:
-        _walk_segment(
-            program, column, z, values, steps, mask, states, ends, elapsed, passed, 0, 0,
-            N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
-            MAP_Q, BACKWARD,
-        )  # fmt: skip
-    else:
+    elif SIDES == 2:
         _walk_segment(
             program, column, z, values, steps, mask, states, ends, None, None, 1, 1,
             N, H, number, tokens, P, V, WIDTH_P, WIDTH_V, BLOCK, PRECISION, SIDES,
@@ -502,20 +496,14 @@ def _read_block(
     weights = _weights(near_clock, clock, part, past[0] is not None, later[0] is not None)
     first = start + part * ROWS
     for reader in tl.static_range(SIDES):
-        if (READING + reader) % 2 == 0:
-            near, f_near, _ = _features_at(
-                z, 0, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, MAP_Q
-            )  # fmt: skip
-            far, f_far, _ = _features_at(
-                z, 1, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, MAP_K
-            )  # fmt: skip
-        else:
-            near, f_near, _ = _features_at(
-                z, 1, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION, MAP_K
-            )  # fmt: skip
-            far, f_far, _ = _features_at(
-                z, 0, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
-            )  # fmt: skip
+        near, f_near, _ = _features_at(
+            z, (READING + reader) % 2, b, h, first, N, mask, P, WIDTH_P, ROWS, PRECISION,
+            MAP_K if (READING + reader) % 2 else MAP_Q,
+        )  # fmt: skip
+        far, f_far, _ = _features_at(
+            z, 1 - (READING + reader) % 2, b, h, start, N, mask, P, WIDTH_P, BLOCK, PRECISION,
+            MAP_Q if (READING + reader) % 2 else MAP_K,
+        )  # fmt: skip
         stored = SIDES - 1 - reader
         rows = _rows_at(values, stored, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION)
         kernel_matrix = times(near, tl.trans(far), PRECISION) * (weights * f_far[None, :])
