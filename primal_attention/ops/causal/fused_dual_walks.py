@@ -39,9 +39,10 @@ from primal_attention.ops.triton.tiles import (
 
 
 @triton.jit
-def segment_of(tensor, strides, b, h, first):
-    """Pointer to the first token of a segment of a tensor [B, N, H, C]."""
-    return sequence_of(tensor, strides, b, h) + first.to(tl.int64) * strides[1]
+def segment_of(rows, b, h, first):
+    """Pointer to the first token of a segment of a tensor [B, N, H, C], and how far tokens are."""
+    tensor, strides = rows
+    return sequence_of(tensor, strides, b, h) + first.to(tl.int64) * strides[1], strides[1]
 
 
 @triton.jit
@@ -52,38 +53,40 @@ def _places(row, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_segment_rows(tensor, row, stride, keep, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def load_segment_rows(segment, row, keep, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """The tokens of a segment from a row on in the tensor's dtype, zero where keep is False."""
+    tensor, stride = segment
     return tl.load(tensor + _places(row, stride, BLOCK, WIDTH), mask=keep, other=0.0)
 
 
 @triton.jit
-def store_segment_rows(tensor, rows, row, stride, keep):
+def store_segment_rows(segment, rows, row, keep):
     """Write rows as the tokens of a segment from a row on, where keep is True."""
+    tensor, stride = segment
     places = tensor + _places(row, stride, rows.shape[0], rows.shape[1])
     tl.store(places, rows.to(tensor.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def rows_of(
-    tensor, row, stride, real,
+    segment, row, real,
     C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The tokens of a block as operands of a product, zero where they are not real."""
     keep = columns_of(real, C, WIDTH)
-    return lowered(load_segment_rows(tensor, row, stride, keep, BLOCK, WIDTH), PRECISION)
+    return lowered(load_segment_rows(segment, row, keep, BLOCK, WIDTH), PRECISION)
 
 
 @triton.jit
 def features_of(
-    z, row, stride, real,
+    z, row, real,
     P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
     FEATURE_MAP: tl.constexpr,
 ):  # fmt: skip
     """Features of a block [n, P] as factor * base, the base an operand; and 1 / |z|."""
     dot: tl.constexpr = tl.bfloat16 if PRECISION == "bf16" else tl.float32
     keep = columns_of(real, P, WIDTH)
-    rows = load_segment_rows(z, row, stride, keep, BLOCK, WIDTH)
+    rows = load_segment_rows(z, row, keep, BLOCK, WIDTH)
     if FEATURE_MAP == "unit_elu":
         base, inverse = unit_elu(rows, keep)
         base, factor = base.to(dot), inverse
@@ -180,19 +183,19 @@ def segment_sums(
     program = tl.program_id(0)
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
-    z, h = segment_of(z, strides, b, head, first), segment_of(h, h_strides, b, head, first)
+    z, h = segment_of((z, strides), b, head, first), segment_of((h, h_strides), b, head, first)
     sum_h = tl.zeros([WIDTH_P, WIDTH_S], tl.float32)
     sum_phi = tl.zeros([WIDTH_P, WIDTH_P], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
         row = walk(0, last - first, step, BLOCK, True)
         real = real_tokens(mask, b, N, first + row, end, BLOCK)
         base, factor, _ = features_of(
-            z, row, strides[1], real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+            z, row, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         # Gram matrices come last: in the other order the assembler of Triton 3.6 has the second
         # product read where a register points that nothing was written to.
         if moments is not None:
-            rows = rows_of(h, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+            rows = rows_of(h, row, real, S, WIDTH_S, BLOCK, PRECISION)
             sum_h = lowered_product(tl.trans(base), scaled(rows, factor), sum_h, PRECISION)
         if gram is not None:
             sum_phi = lowered_product(
@@ -223,8 +226,8 @@ def segment_gradients(
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
     last = tl.where(first == 0, 0, last)
     end = None if WHOLE else last
-    q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
-    d_out = segment_of(d_out, d_out_strides, b, h, first)
+    q, k = segment_of((q, q_strides), b, h, first), segment_of((k, k_strides), b, h, first)
+    d_out = segment_of((d_out, d_out_strides), b, h, first)
     sum_q = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
     sum_k = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=STAGES):
@@ -232,15 +235,15 @@ def segment_gradients(
         start = first + row
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
-        dy = rows_of(d_out, row, d_out_strides[1], real, V, WIDTH_V, BLOCK, PRECISION)
+        dy = rows_of(d_out, row, real, V, WIDTH_V, BLOCK, PRECISION)
         if c_e is not None:
             z_q, f_q, _ = features_of(
-                q, row, q_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
+                q, row, real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
             )  # fmt: skip
             sum_q = lowered_product(tl.trans(z_q), scaled(dy, f_q * share), sum_q, PRECISION)
         if c_r is not None:
             z_k, f_k, _ = features_of(
-                k, row, k_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_K
+                k, row, real, P, WIDTH_P, BLOCK, PRECISION, MAP_K
             )  # fmt: skip
             sum_k = lowered_product(tl.trans(z_k), scaled(dy, f_k * share), sum_k, PRECISION)
     if c_e is not None:
@@ -321,9 +324,9 @@ def forward_walk(
     program = tl.program_id(0)
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
-    q, k = segment_of(q, q_strides, b, h, first), segment_of(k, k_strides, b, h, first)
-    h_e, h_r = segment_of(h_e, h_strides, b, h, first), segment_of(h_r, h_strides, b, h, first)
-    out = segment_of(out, out_strides, b, h, first)
+    q, k = segment_of((q, q_strides), b, h, first), segment_of((k, k_strides), b, h, first)
+    h_e, h_r = segment_of((h_e, h_strides), b, h, first), segment_of((h_r, h_strides), b, h, first)
+    out = segment_of((out, out_strides), b, h, first)
     map_e = map_of((c_e, c_e_strides), S, V, WIDTH_S, WIDTH_V, PRECISION)
     map_r = map_of((c_r, c_r_strides), S, V, WIDTH_S, WIDTH_V, PRECISION)
     shift = row_of(bias, 0, V, WIDTH_V)
@@ -335,13 +338,13 @@ def forward_walk(
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
         z_q, f_q, _ = features_of(
-            q, row, q_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
+            q, row, real, P, WIDTH_P, BLOCK, PRECISION, MAP_Q
         )  # fmt: skip
         z_k, f_k, _ = features_of(
-            k, row, k_strides[1], real, P, WIDTH_P, BLOCK, PRECISION, MAP_K
+            k, row, real, P, WIDTH_P, BLOCK, PRECISION, MAP_K
         )  # fmt: skip
-        rows_e = rows_of(h_e, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
-        rows_r = rows_of(h_r, row, h_strides[1], real, S, WIDTH_S, BLOCK, PRECISION)
+        rows_e = rows_of(h_e, row, real, S, WIDTH_S, BLOCK, PRECISION)
+        rows_r = rows_of(h_r, row, real, S, WIDTH_S, BLOCK, PRECISION)
         if states is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + h) * 2
             store_stacked(states, place, q_side, P, S)
@@ -356,7 +359,7 @@ def forward_walk(
         if mask is not None:
             y = tl.where(real[:, None], y, 0.0)
         exists = columns_of(existing(start, end, BLOCK), V, WIDTH_V)
-        store_segment_rows(out, y, row, out_strides[1], exists)
+        store_segment_rows(out, y, row, exists)
         q_side = lowered_product(tl.trans(z_q), scaled(rows_e, f_q), q_side, PRECISION)
         k_side = lowered_product(tl.trans(z_k), scaled(rows_r, f_k), k_side, PRECISION)
     if last == N:
@@ -430,15 +433,11 @@ def _backward_features(
     counts, count_strides, mask, inverse_n, states = known
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
     end = None if WHOLE else last
-    z, of_z = segment_of(z[0], z[1], b, head, first), z[1][1]
-    far_z, of_far = segment_of(far_z[0], far_z[1], b, head, first), far_z[1][1]
-    of_h = h[1][1]
-    h, far_h = (
-        segment_of(h[0], h[1], b, head, first),
-        segment_of(far_h[0], far_h[1], b, head, first),
-    )
-    dz, of_dz = segment_of(dz[0], dz[1], b, head, first), dz[1][1]
-    d_out, of_d_out = segment_of(d_out[0], d_out[1], b, head, first), d_out[1][1]
+    z = segment_of(z, b, head, first)
+    far_z = segment_of(far_z, b, head, first)
+    h, far_h = segment_of(h, b, head, first), segment_of(far_h, b, head, first)
+    dz = segment_of(dz, b, head, first)
+    d_out = segment_of(d_out, b, head, first)
     near_map = map_of(c, S, V, WIDTH_S, WIDTH_V, PRECISION)
     far_map = map_of(far_c, S, V, WIDTH_S, WIDTH_V, PRECISION)
     both = both_ways(d_gram, b * H + head, P, WIDTH_P, PRECISION)
@@ -449,13 +448,13 @@ def _backward_features(
         start = first + row
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
-        dy = rows_of(d_out, row, of_d_out, real, V, WIDTH_V, BLOCK, PRECISION)
-        rows = rows_of(h, row, of_h, real, S, WIDTH_S, BLOCK, PRECISION)
+        dy = rows_of(d_out, row, real, V, WIDTH_V, BLOCK, PRECISION)
+        rows = rows_of(h, row, real, S, WIDTH_S, BLOCK, PRECISION)
         base, factor, inverse = features_of(
-            z, row, of_z, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+            z, row, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         far, far_factor, _ = features_of(
-            far_z, row, of_far, real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
+            far_z, row, real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
         )  # fmt: skip
         d_phi = tl.zeros([BLOCK, WIDTH_P], tl.float32)
         if d_gram is not None:
@@ -465,7 +464,7 @@ def _backward_features(
         if c[0] is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + head) * 2 + FAR_SIDE
             far_side = state_of(states, place, P, S, WIDTH_P, WIDTH_S)
-            far_rows = rows_of(far_h, row, of_h, real, S, WIDTH_S, BLOCK, PRECISION)
+            far_rows = rows_of(far_h, row, real, S, WIDTH_S, BLOCK, PRECISION)
             d_read = scaled(times(dy, tl.trans(near_map), PRECISION), share)
             d_phi = lowered_product(d_read, tl.trans(far_side), d_phi, PRECISION)
             d_kernel = times(d_read, tl.trans(far_rows), PRECISION) * far_factor[None, :]
@@ -478,7 +477,7 @@ def _backward_features(
         d_phi = lowered_product(d_kernel, far, d_phi, PRECISION)
         d_rows = pull_back(base, factor, inverse, d_phi, FEATURE_MAP)
         exists = columns_of(existing(start, end, BLOCK), P, WIDTH_P)
-        store_segment_rows(dz, d_rows, row, of_dz, exists)
+        store_segment_rows(dz, d_rows, row, exists)
         if columns is not None:
             sums += by_eight(d_rows)
     if columns is not None:
@@ -498,12 +497,12 @@ def _backward_scores(
     """Gradients of the near side's dual variables, of the map of its scores, and of the bias."""
     counts, count_strides, mask, inverse_n, states = known
     b, head, first, last = share_of_tokens(program, N, H, number, tokens)
+    dh = segment_of(dh, b, head, first)
     end = None if WHOLE else last
-    z, of_z = segment_of(z[0], z[1], b, head, first), z[1][1]
-    far_z, of_far = segment_of(far_z[0], far_z[1], b, head, first), far_z[1][1]
-    far_h, of_h = segment_of(far_h[0], far_h[1], b, head, first), far_h[1][1]
-    dh, of_dh = segment_of(dh[0], dh[1], b, head, first), dh[1][1]
-    d_out, of_d_out = segment_of(d_out[0], d_out[1], b, head, first), d_out[1][1]
+    z = segment_of(z, b, head, first)
+    far_z = segment_of(far_z, b, head, first)
+    far_h = segment_of(far_h, b, head, first)
+    d_out = segment_of(d_out, b, head, first)
     far_map = map_of(far_c, S, V, WIDTH_S, WIDTH_V, PRECISION)
     d_side = load_stacked(d_after, program, P, S, WIDTH_P, WIDTH_S) * inverse_of(inverse_n, b)
     sum_c = tl.zeros([WIDTH_V, WIDTH_S], tl.float32)
@@ -514,12 +513,12 @@ def _backward_scores(
         start = first + row
         real = real_tokens(mask, b, N, start, end, BLOCK)
         share = shares(counts, count_strides, b, start, end, BLOCK)
-        dy = rows_of(d_out, row, of_d_out, real, V, WIDTH_V, BLOCK, PRECISION)
+        dy = rows_of(d_out, row, real, V, WIDTH_V, BLOCK, PRECISION)
         base, factor, _ = features_of(
-            z, row, of_z, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+            z, row, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         far, far_factor, _ = features_of(
-            far_z, row, of_far, real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
+            far_z, row, real, P, WIDTH_P, BLOCK, PRECISION, FAR_MAP
         )  # fmt: skip
         dh_rows = times(base, d_side, PRECISION)
         kernel_matrix = times(base, tl.trans(far), PRECISION)
@@ -530,13 +529,13 @@ def _backward_scores(
             d_side = lowered_product(tl.trans(far), d_far, d_side, PRECISION)
         exists = columns_of(existing(start, end, BLOCK), S, WIDTH_S)
         dh_rows = scaled(dh_rows, factor)
-        store_segment_rows(dh, dh_rows, row, of_dh, exists)
+        store_segment_rows(dh, dh_rows, row, exists)
         if columns is not None:
             sums += by_eight(dh_rows)
         if c[0] is not None:
             place = ((b * tl.cdiv(N, BLOCK) + start // BLOCK) * H + head) * 2 + FAR_SIDE
             far_side = state_of(states, place, P, S, WIDTH_P, WIDTH_S)
-            far_rows = rows_of(far_h, row, of_h, real, S, WIDTH_S, BLOCK, PRECISION)
+            far_rows = rows_of(far_h, row, real, S, WIDTH_S, BLOCK, PRECISION)
             read = times(base, far_side, PRECISION)
             kernel_matrix = past(kernel_matrix * far_factor[None, :])
             read = lowered_product(kernel_matrix, far_rows, read, PRECISION)

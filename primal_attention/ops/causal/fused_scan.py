@@ -263,10 +263,13 @@ def scan_backward(
 
 @triton.jit
 def _side_of(rows, side, b, h, first):
-    """Pointer to the first token of a segment or block of a tensor [sides, B, N, H, C]."""
+    """Pointer to the first token of a segment or block of a tensor [sides, B, N, H, C].
+
+    And how far the next token is.
+    """
     tensor, strides = rows
     place = b * strides[1] + h * strides[3] + side * strides[0]
-    return tensor + place + first.to(tl.int64) * strides[2]
+    return tensor + place + first.to(tl.int64) * strides[2], strides[2]
 
 
 @triton.jit
@@ -329,9 +332,8 @@ def _walk_segment(
     FEATURE_MAP: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     b, h, first, last = share_of_tokens(program, N, H, number, tokens)
-    of_z, of_values = z[1][2], values[1][2]
     z = _side_of(z, storing, b, h, first)
-    values = _side_of(values, side, b, h, first) + column
+    values, of_values = _side_of(values, side, b, h, first)
     p, v = tl.arange(0, WIDTH_P), column + tl.arange(0, WIDTH_V)
     places, inside = p[:, None] * V + v[None, :], (p < P)[:, None] & (v < V)[None, :]
     state = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
@@ -345,10 +347,10 @@ def _walk_segment(
             tl.store(elapsed + block, time, mask=column == 0)
         real = real_tokens(mask, b, N, first + row, last, BLOCK)
         base, weight, _ = features_of(
-            z, row, of_z, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
+            z, row, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         keep = real[:, None] & (v < V)[None, :]
-        stored = load_segment_rows(values, row, of_values, keep, BLOCK, WIDTH_V)
+        stored = load_segment_rows((values + column, of_values), row, keep, BLOCK, WIDTH_V)
         if steps is not None:
             clock, total = _clock(steps, b, h, N, H, first + row, real, BLOCK)
             weight *= _since(clock) if BACKWARD else _until(clock, total)
@@ -419,7 +421,7 @@ def _features_at(
 ):  # fmt: skip
     """Features of the tokens of a side from a token on, as base and factor; 1 / |z|."""
     real, rows = real_tokens(mask, b, N, start, N, ROWS), _side_of(z, side, b, h, start)
-    return features_of(rows, 0, z[1][2], real, P, WIDTH_P, ROWS, PRECISION, FEATURE_MAP)
+    return features_of(rows, 0, real, P, WIDTH_P, ROWS, PRECISION, FEATURE_MAP)
 
 
 @triton.jit
@@ -429,14 +431,14 @@ def _rows_at(
 ):  # fmt: skip
     """Values of a side, or gradients of what it reads, from a token on."""
     real, rows = real_tokens(mask, b, N, start, N, ROWS), _side_of(values, side, b, h, start)
-    return rows_of(rows, 0, values[1][2], real, V, WIDTH_V, ROWS, PRECISION)
+    return rows_of(rows, 0, real, V, WIDTH_V, ROWS, PRECISION)
 
 
 @triton.jit
 def _write(target, side, b, h, start, N, rows, C: tl.constexpr):
     """Write rows as the tokens of a side from a token on."""
     exists = columns_of(existing(start, N, rows.shape[0]), C, rows.shape[1])
-    store_segment_rows(_side_of(target, side, b, h, start), rows, 0, target[1][2], exists)
+    store_segment_rows(_side_of(target, side, b, h, start), rows, 0, exists)
 
 
 @triton.jit
