@@ -58,7 +58,13 @@ PUBLIC = {
         "trainer_callback",
         "unpatch",
     ],
-    "primal_attention.attention": ["ATTENTIONS", "PrimalAttention", "build_attention"],
+    "primal_attention.attention": [
+        "ATTENTIONS",
+        "PrimalAttention",
+        "build_attention",
+        "card_of",
+        "options_of",
+    ],
     "primal_attention.models": [
         "Embedding",
         "Encoder",
@@ -99,15 +105,22 @@ PUBLIC = {
     ],
     "primal_attention.timeseries": ["PrimalFormerClassifier", "PrimalFormerRegressor"],
     "primal_attention.training": [
+        "DOMAINS",
+        "Domain",
         "Outcome",
         "Recipe",
         "Watcher",
+        "build_model",
+        "find_domain",
+        "find_recipe",
         "finish",
         "launch",
         "progress_bar",
         "read_outcome",
+        "task_of",
         "train",
         "train_in",
+        "trained_model",
     ],
 }
 
@@ -117,6 +130,7 @@ import importlib, pkgutil, sys
 import primal_attention
 names = [m.name for m in pkgutil.walk_packages(primal_attention.__path__, "primal_attention.")]
 names = [name for name in names if not name.split(".")[-1].startswith("triton")]  # fused ops
+names = [name for name in names if ".cli." not in name]  # imported when `primal` runs
 for name in names:
     importlib.import_module(name)
 assert len(names) > 20, names
