@@ -118,7 +118,6 @@ def is_fused(module: str) -> bool:
 
 
 SHARED_CLASS_NAMES = {
-    "Call",
     "Goal",
     "Moments",
     "Past",
