@@ -85,6 +85,11 @@ def scan(
 
     No time passes at padded tokens.
     """
+    if future and (steps is None or state is not None):
+        raise ValueError(
+            "future=True takes steps and no state, got "
+            + ("no steps" if steps is None else "a state")
+        )
     if may_run_fused("scan", z):
         given = ScanInputs(
             z.permute(0, 2, 3, 1, 4),
