@@ -21,7 +21,7 @@ PARAPHRASES = {  # the standard term of each is in CONTRIBUTING.md
     "by default": r"\bunless told\b",
     "an upper bound": r"\bthe longest or more\b",
 }
-LEFT = {"primal_attention": 52}  # offenders that remain in a room; lower it, never raise it
+LEFT = {"primal_attention": 47}  # offenders that remain in a room; lower it, never raise it
 
 
 def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:

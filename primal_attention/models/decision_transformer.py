@@ -54,7 +54,7 @@ class DecisionModel(nn.Module):
         timesteps: Tensor,
         token_mask: Tensor | None = None,
     ) -> Tensor:
-        """The action [B, K, A] at each step, from the steps before it.
+        """Predict the action [B, K, A] at each step, from the steps before it.
 
         Args:
             states: Standardised, [B, K, S].
@@ -85,7 +85,7 @@ class DecisionModel(nn.Module):
         return Past(DynamicCache())
 
     def act(self, states: Tensor, returns_to_go: Tensor, past: Past) -> tuple[Tensor, Past]:
-        """The action [B, A] in states [B, S], by all of the past, and the past after it.
+        """Return the action [B, A] in states [B, S], by all of the past, and the past after it.
 
         Patched layers remember a state of constant size, layers of softmax all keys and values.
 

@@ -127,7 +127,7 @@ class Encoder(nn.Module):
         return y
 
     def init_state(self, batch_size: int) -> tuple[Any, ...]:
-        """The state of each attention before the first token of ``batch_size`` sequences."""
+        """Return the state of each attention before the first token of ``batch_size`` sequences."""
         attentions = [block.attention for block in self.blocks]
         for i, attention in enumerate(attentions):
             if not hasattr(attention, "init_state"):

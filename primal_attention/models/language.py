@@ -83,7 +83,7 @@ class LanguageModel(nn.Module):
         return self._logits(self.decoder(self._embed(ids, positions), token_mask=token_mask))
 
     def init_state(self, batch_size: int) -> State:
-        """The state before the first token of ``batch_size`` sequences."""
+        """Return the state before the first token of ``batch_size`` sequences."""
         check_sizes(batch_size=batch_size)
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.tokens.weight.device)
         return State(position, self.decoder.init_state(batch_size))
@@ -111,7 +111,7 @@ class LanguageModel(nn.Module):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The prompts ids [B, N] with so many tokens more, [B, N + max_new_tokens].
+        """Continue the prompts ids [B, N] to [B, N + max_new_tokens].
 
         Dropout follows the mode of the model: call ``model.eval()`` first.
 

@@ -41,7 +41,7 @@ class PictureClassifier(nn.Module):
         return logits
 
     def undecayed(self) -> list[nn.Parameter]:
-        """The parameters without weight decay: vectors, positions and the class token."""
+        """Return the parameters without weight decay: vectors, positions and the class token."""
         named = self.host.no_weight_decay()
         return [p for name, p in self.host.named_parameters() if p.ndim <= 1 or name in named]
 
@@ -94,5 +94,5 @@ def build_pictures(
 
 
 def num_tokens(image_size: int, patch_size: int) -> int:
-    """The number of patches of a picture, and the class token."""
+    """Count the patches of a picture and the class token."""
     return (image_size // patch_size) ** 2 + 1

@@ -24,7 +24,7 @@ _AXES = "primal_attention.axes"
 def export_program(
     model: nn.Module, inputs: Mapping[str, Any], *, dynamic: Dynamic | None = None
 ) -> ExportedProgram:
-    """The graph of a model, for all sizes of its dynamic axes and without ops of this library.
+    """Export the graph of a model for all sizes of its dynamic axes, without ops of this library.
 
     Args:
         model: A patched model, a layer or any other model in evaluation mode.

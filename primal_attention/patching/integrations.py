@@ -10,7 +10,7 @@ from primal_attention.objectives import ksvd_loss
 
 
 def trainer_callback(eta: float, *, objective: str = "released") -> Any:
-    """A callback for the ``transformers.Trainer`` that adds ``eta * ksvd_loss`` to the loss.
+    """Make a callback for the ``transformers.Trainer`` that adds ``eta * ksvd_loss`` to the loss.
 
     While the Trainer trains, the model adds it to the loss that it returns, and its mean since the
     last log (without eta) is logged as ``ksvd``: in the log history, and by the callbacks after

@@ -26,7 +26,7 @@ class Packing(NamedTuple):
 
     @classmethod
     def of(cls, starts: Tensor, real: Tensor) -> Packing:
-        """From the first token of the sequence that each token [B, N] belongs to."""
+        """Make a packing from the first token of the sequence that each token [B, N] belongs to."""
         along = (torch.arange(starts.shape[1], device=starts.device) - starts).flatten()
         real = real.flatten()
         number = ((along == 0) & real).cumsum(0) - 1
@@ -38,7 +38,7 @@ class Packing(NamedTuple):
 
     @classmethod
     def between(cls, bounds: Tensor, x: Tensor) -> Packing:
-        """From the bounds [R + 1] of the sequences among all tokens of x [B, N, D]."""
+        """Make a packing from the bounds [R + 1] of the sequences in all tokens of x [B, N, D]."""
         tokens = torch.arange(x.shape[0] * x.shape[1], device=x.device)
         after = torch.searchsorted(bounds.to(tokens), tokens, right=True)
         starts = bounds.to(tokens)[after - 1][None]
@@ -70,7 +70,7 @@ class Rows(NamedTuple):
 def token_mask_of(
     mask: Any, *, num_queries: int, num_before: int | Tensor = 0, causal: bool
 ) -> Tensor | None:
-    """The real ones [B, N] of the new tokens, from the mask of a self-attention.
+    """Return which new tokens are real, [B, N], from the mask of a self-attention.
 
     Args:
         mask: None, padding [B, T], or a mask [B, H or 1, N, T], boolean (True is seen) or additive.
@@ -105,7 +105,7 @@ def rows_of(mask: Any, *, num_tokens: int, causal: bool) -> Rows:
 
 
 def context_mask_of(mask: Tensor | None) -> Tensor | None:
-    """The real tokens [B, T] of a context, from a mask [B, H or 1, N, T]."""
+    """Return which tokens of a context are real, [B, T], from a mask [B, H or 1, N, T]."""
     if mask is None:
         return None
     seen = seen_by(mask)
@@ -115,7 +115,7 @@ def context_mask_of(mask: Tensor | None) -> Tensor | None:
 
 
 def seen_by(mask: Tensor) -> Tensor:
-    """The keys that each query sees, bool, from a boolean or additive mask."""
+    """Return which keys each query sees, bool, from a boolean or additive mask."""
     if mask.dtype == torch.bool:
         return mask
     seen = mask == 0
@@ -128,7 +128,7 @@ def seen_by(mask: Tensor) -> Tensor:
 
 
 def expanded(real: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """The mask of all sequences, from one that they may share."""
+    """Expand a mask that sequences may share to all sequences."""
     return None if real is None else real.expand(tokens.shape[:2])
 
 

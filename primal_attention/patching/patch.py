@@ -62,7 +62,7 @@ def unpatch(model: Model) -> Model:
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """The patched layers of a model: where, which mechanism, with which options."""
+    """Describe the patched layers of a model: where, which mechanism, with which options."""
     layers = [
         {"name": name, "attention": layer.record.attention, "options": layer.record.options}
         for name, layer in patched_layers(model).items()
@@ -121,7 +121,7 @@ def note_in_config(model: nn.Module) -> None:
 
 
 def resolve_options(attention: str, options: dict[str, Any], host: Projections) -> dict[str, Any]:
-    """All options of the mechanism: those given, and defaults derived from the host."""
+    """Return all options of the mechanism: the given ones, and defaults derived from the host."""
     check_choice("attention", attention, ATTENTIONS)
     defaults: dict[str, Any] = {"causal": host.causal, "dropout": host.dropout}
     if "max_tokens" in options_of(attention) and host.max_tokens is not None:

@@ -43,7 +43,7 @@ class Site(NamedTuple):
 
 
 def find_sites(model: nn.Module) -> list[Site]:
-    """Every attention that is known or patched, in the order of the model."""
+    """Find every attention that is known or patched, in the order of the model."""
     if any(host.owns(model) for host in HOSTS) or isinstance(model, PatchedAttention):
         raise ValueError(
             f"model is a {type(model).__name__} itself, which has no place to put a layer in; "
@@ -56,7 +56,7 @@ def find_sites(model: nn.Module) -> list[Site]:
 
 
 def patched_layers(model: nn.Module) -> dict[str, PatchedAttention]:
-    """The patched layers of a model by their paths."""
+    """Return the patched layers of a model by their paths."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -65,7 +65,7 @@ def patched_layers(model: nn.Module) -> dict[str, PatchedAttention]:
 
 
 def select(sites: list[Site], layers: Layers) -> list[Site]:
-    """The sites that ``layers`` means, in order; a ValueError where it means none."""
+    """Select the sites that ``layers`` means, in order; raise a ValueError if it means none."""
     if layers == "all":
         return sites
     several = isinstance(layers, Sequence) and not isinstance(layers, str)

@@ -181,7 +181,7 @@ def series_task(
         valid: The fraction of the training part to validate on, taken class by class; or ``test``:
             train on all of it and validate on the test cases, as the paper does.
         seed: Of the split.
-        origin: The file or folder of the series, for messages; the name of the task unless told.
+        origin: The file or folder of the series, for messages; the name of the task by default.
     """
     names = np.unique(np.asarray(train_labels, dtype=np.str_))
     wrong = partial(reading, origin or name, "a data set to learn from", "mend or remove the cases")

@@ -106,7 +106,7 @@ def dual_scores(
 
 
 def shifted_eigenvalue_matrix(kernel_matrix: Tensor) -> Tensor:
-    r"""The symmetric $[[0, K], [K^\top, 0]]$ of eq. (7) and (15): [N + T, N + T].
+    r"""Return the symmetric $[[0, K], [K^\top, 0]]$ of eq. (7) and (15): [N + T, N + T].
 
     Its eigenvectors $[H_e; H_r]$ have the eigenvalues $\Sigma = \Lambda^{-1}$; every singular
     value of K appears twice, with both signs, beside |N - T| zeros.
@@ -147,7 +147,7 @@ def fix_signs(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 def weights_from_dual(
     phi_q: Tensor, phi_k: Tensor, h_e: Tensor, h_r: Tensor, f_x: Tensor | None = None
 ) -> Weights:
-    r"""From the dual to the primal, the first two conditions of eq. (14): [M, S] each.
+    r"""Map the dual to the primal by the first two conditions of eq. (14): [M, S] each.
 
     $W_e = \sum_j F_X\phi_k(x_j)h_{r_j}^\top$ and $W_r = \sum_i F_X\phi_q(x_i)h_{e_i}^\top$.
     """
@@ -156,14 +156,14 @@ def weights_from_dual(
 
 
 def dual_from_scores(scores: Scores, lambda_diag: Tensor) -> tuple[Tensor, Tensor]:
-    r"""From the primal to the dual, $h_e = \Lambda e$ and $h_r = \Lambda r$ of eq. (14)."""
+    r"""Map the primal to the dual by $h_e = \Lambda e$ and $h_r = \Lambda r$ of eq. (14)."""
     return scores.e * lambda_diag, scores.r * lambda_diag
 
 
 def stationary_point(
     phi_q: Tensor, phi_k: Tensor, num_directions: int, f_x: Tensor | None = None
 ) -> KSVDPoint:
-    """The leading solution of eq. (7) with all that belongs to it by eq. (14)."""
+    """Return the leading solution of eq. (7) with all that belongs to it by eq. (14)."""
     dual = solve_dual(induced_kernel_matrix(phi_q, phi_k, f_x), num_directions)
     weights = weights_from_dual(phi_q, phi_k, dual.h_e, dual.h_r, f_x)
     scores = primal_scores(phi_q, phi_k, *weights_given_x(*weights, f_x))
@@ -192,7 +192,7 @@ def lagrangian(point: KSVDPoint, phi_q: Tensor, phi_k: Tensor, f_x: Tensor | Non
 def kkt_residuals(
     point: KSVDPoint, phi_q: Tensor, phi_k: Tensor, f_x: Tensor | None = None
 ) -> KKTResiduals:
-    """The six conditions of eq. (14): |left - right| / max(|left|, |right|), at most 2."""
+    """Measure the six conditions of eq. (14): |left - right| / max(|left|, |right|), at most 2."""
     return KKTResiduals(*kkt_distances(point, phi_q, phi_k, f_x).tolist())
 
 
@@ -228,7 +228,7 @@ def objective_from_dual(
 
 
 def objective_at_solution(h_e: Tensor, h_r: Tensor, singular_values: Tensor) -> Tensor:
-    r"""The last line of eq. (18): 0 because the two vectors of a pair are equally long, eq. (19).
+    r"""Evaluate the last line of eq. (18): 0 because both vectors of a pair have one length, (19).
 
     $\frac12\sum_l\sigma_l|h_{e,l}|^2 + \frac12\sum_l\sigma_l|h_{r,l}|^2
     - \sum_l\sigma_l|h_{e,l}|^2$, which eq. (20) shows to be 0.
@@ -258,7 +258,7 @@ def unexplained_energy(
 
 
 def best_unexplained_energy(singular_values: Tensor, num_directions: int) -> Tensor:
-    """The least that num_directions directions can leave (Eckart and Young), from all values."""
+    """Return the least energy that so many directions leave (Eckart, Young), from all values."""
     if not 1 <= num_directions <= len(singular_values):
         raise ValueError(
             f"num_directions must be between 1 and {len(singular_values)}, got {num_directions!r}"
@@ -268,7 +268,7 @@ def best_unexplained_energy(singular_values: Tensor, num_directions: int) -> Ten
 
 
 def svd_of_scores(scores: Scores, lambda_diag: Tensor) -> DualSolution:
-    r"""The SVD of $E\Lambda R^\top$ by two QR factorisations, the N x T product never formed.
+    r"""Compute the SVD of $E\Lambda R^\top$ by two QR factorisations, without the N x T product.
 
     Only this product is determined by the unexplained energy: lambda_diag alone is not a list of
     inverse singular values until E and R have been made orthogonal.

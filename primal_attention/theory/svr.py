@@ -56,13 +56,13 @@ class SVR:
             raise ValueError(f"box must be positive and finite, got {self.box!r}")
 
     def primal_value(self, dual: Tensor) -> Tensor:
-        r"""The value of (2) at the weights $W = \sum_j a_j \Phi(k_j)^\top / h(k_j)$ of dual a."""
+        r"""Evaluate (2) at the weights $W = \sum_j a_j \Phi(k_j)^\top / h(k_j)$ of dual a."""
         fitted = self.kernel_matrix @ dual
         excess = ((self.targets - fitted).abs() - self.epsilon).clamp(min=0)
         return (dual * fitted).sum() / 2 + self.box * excess.sum()
 
     def dual_value(self, dual: Tensor) -> Tensor:
-        r"""The value of (3), $-\frac12 a^\top\tilde K a + y^\top a - \epsilon|a|_1$, summed."""
+        r"""Evaluate (3), $-\frac12 a^\top\tilde K a + y^\top a - \epsilon|a|_1$, summed."""
         quadratic = (dual * (self.kernel_matrix @ dual)).sum() / 2
         return (self.targets * dual).sum() - quadratic - self.epsilon * dual.abs().sum()
 
@@ -118,7 +118,7 @@ def elu_features(X: Tensor) -> Tensor:
 
 
 def feature_kernel(features: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The kernel of a feature map."""
+    """Return the kernel of a feature map."""
     return lambda X, Z: features(X) @ features(Z).T
 
 
@@ -142,7 +142,7 @@ def primal_weights(phi_k: Tensor, values: Tensor) -> Tensor:
 def primal_value(
     weights: Tensor, phi: Tensor, targets: Tensor, *, epsilon: float, box: float
 ) -> Tensor:
-    r"""The value of (2) at any weights [V, P], for features $\Phi(k_j)/h(k_j)$ [T, P]."""
+    r"""Evaluate (2) at any weights [V, P], for features $\Phi(k_j)/h(k_j)$ [T, P]."""
     excess = ((targets - primal_layer(phi, weights)).abs() - epsilon).clamp(min=0)
     return weights.square().sum() / 2 + box * excess.sum()
 
@@ -177,17 +177,17 @@ def support_vector_expansion(
 
 
 def softmax_attention(head: Head, support: Tensor | None = None) -> Tensor:
-    """The exponential kernel; with a support the sparse, local and causal attentions."""
+    """Attend with the exponential kernel; a support makes it sparse, local or causal."""
     return support_vector_expansion(*head, Exponential(), support=support)
 
 
 def linear_attention(head: Head, features: Callable[[Tensor], Tensor] = elu_features) -> Tensor:
-    """A kernel with finitely many features."""
+    """Attend with a kernel of finitely many features."""
     return support_vector_expansion(*head, feature_kernel(features))
 
 
 def fast_weights(head: Head) -> Tensor:
-    """The features are the points themselves and h = 1: linear attention without normaliser."""
+    """Attend with the points as features and h = 1: linear attention without normaliser."""
     return support_vector_expansion(*head, feature_kernel(lambda X: X), normalise=False)
 
 
@@ -228,7 +228,7 @@ def dual_variables(keys: Tensor, values: Tensor) -> Tensor:
 def implied_regression(
     keys: Tensor, values: Tensor, *, epsilon: float = 0.0, box: float | None = None
 ) -> SVR:
-    """The regression whose solution is the softmax head with these keys and values.
+    """Return the regression whose solution is the softmax head with these keys and values.
 
     Any box above :func:`effective_box` has the same solution; None takes twice that.
     """
@@ -245,7 +245,7 @@ def implied_targets(keys: Tensor, values: Tensor, *, epsilon: float = 0.0) -> Te
 
 
 def effective_box(keys: Tensor, values: Tensor) -> Tensor:
-    """The largest dual variable of a softmax head: its C is not below it."""
+    """Return the largest dual variable of a softmax head: its C is not below it."""
     return dual_variables(keys, values).abs().max()
 
 

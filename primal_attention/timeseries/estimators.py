@@ -1,4 +1,4 @@
-"""What the estimators do: learn, answer, save and load. Base classes check and convert X and y."""
+"""Estimators that learn, answer, save and load; base classes check and convert X and y."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping

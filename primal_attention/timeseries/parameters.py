@@ -1,4 +1,4 @@
-"""What an estimator is built with, and the training run that this asks for."""
+"""Parameters of an estimator, and the recipe of the training run that they describe."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which cases are seen when, and with which random numbers: functions of seed and step alone."""
+"""Plan the cases of each step and its random numbers: functions of seed and step alone."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def _estimate(mean: float, seeds: int, variance: float, freedom: float) -> Estim
 
 
 def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
-    r"""The t with $P(|T| \le t)$ equal to the confidence.
+    r"""Return the t with $P(|T| \le t)$ equal to the confidence.
 
     With $t = \sqrt{\nu} \tan\theta$ that probability is an integral of $\cos^{\nu-1}$ from 0 to
     $\theta$; the angle is found by bisection.

@@ -75,7 +75,7 @@ def read_expected(path: Path) -> Expected:
 
 
 def find_expected(name: str, folder: Path) -> Path:
-    """The ``expected.toml`` of a table, named as its folder is, or as a part of that.
+    """Find the ``expected.toml`` of a table, named as its folder is, or as a part of that.
 
     ``table1_uea`` answers to ``table1`` and ``uea`` too.
     """

@@ -19,7 +19,7 @@ from primal_attention.ops.gradients import is_transformed
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """The tokens [B, M, ...] of x [B, N, ...] at the positions index [B, M]."""
+    """Gather the tokens [B, M, ...] of x [B, N, ...] at the positions index [B, M]."""
     wide = index.reshape(*index.shape, *[1] * (x.ndim - 2)).expand(-1, -1, *x.shape[2:])
     return x.gather(1, wide)
 
@@ -34,11 +34,11 @@ class Compaction(NamedTuple):
     num_real: Tensor  # [B], of each sequence
 
     def pack(self, x: Tensor) -> Tensor:
-        """The tokens [*before, ...] at their places [*shape, ...]; zero where there is none."""
+        """Move tokens [*before, ...] to their places [*shape, ...]; zero where there is none."""
         return self._moved(x, back=False)
 
     def unpack(self, x: Tensor) -> Tensor:
-        """The inverse of :meth:`pack`."""
+        """Undo :meth:`pack`."""
         return self._moved(x, back=True)
 
     def real(self) -> Tensor:
@@ -46,7 +46,7 @@ class Compaction(NamedTuple):
         return torch.arange(self.shape[1], device=self.num_real.device) < self.num_real[:, None]
 
     def bounds(self) -> Tensor:
-        """The bounds [B + 1], int32, of sequences that stand one after the other."""
+        """Return the bounds [B + 1], int32, of sequences that stand one after the other."""
         return F.pad(self.num_real.cumsum(0), (1, 0)).int()
 
     def _moved(self, x: Tensor, *, back: bool) -> Tensor:

@@ -19,7 +19,7 @@ class Decoding:
     causal: bool
 
     def init_state(self, batch_size: int) -> Any:
-        """The state before the first token: a NamedTuple of tensors, batch first."""
+        """Return the state before the first token: a NamedTuple of tensors, batch first."""
         raise NotImplementedError
 
     def prefill(

@@ -38,9 +38,9 @@ class FeaturePair(nn.Module):
         self.feature_dim: int = dims[0] if dims else head_dim
 
     def queries(self, q: Tensor) -> Side:
-        """The side phi_q of the queries."""
+        """Return the side phi_q of the queries."""
         return Side(self.maps[0](q) if self._is_module[0] else q, self.names[0])
 
     def keys(self, k: Tensor) -> Side:
-        """The side phi_k of the keys."""
+        """Return the side phi_k of the keys."""
         return Side(self.maps[-1](k) if self._is_module[1] else k, self.names[1])

@@ -44,7 +44,7 @@ class MomentsAttention(DecodingAttention):
         raise NotImplementedError(type(self).__name__)
 
     def init_state(self, batch_size: int) -> Any:
-        """The moments of no token."""
+        """Return the moments before the first token: zeros."""
         self._check_causal()
         shape = batch_size, self.num_heads, self.num_features, self.head_dim
         kv = accumulate(outputs_of(self.k_proj).new_zeros(shape))

@@ -34,7 +34,7 @@ def has_plain_call(module: nn.Module) -> bool:
 
 
 def outputs_of(projection: nn.Module) -> Tensor:
-    """An empty tensor of the dtype of a projection, on the device where it runs."""
+    """Return an empty tensor of the dtype of a projection, on the device where it runs."""
     weight: Any = getattr(projection, "weight", None)
     if not isinstance(weight, Tensor):  # a method after quantisation, none in a module of its own
         tensors = (*projection.parameters(), *projection.buffers())

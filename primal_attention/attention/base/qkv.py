@@ -122,7 +122,7 @@ class QKVAttention(nn.Module, ABC):
         return self._output(self._attended(tokens, source), tokens)
 
     def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
+        """Return the sizes and choices, for printing."""
         shown = "".join(f", {name}={getattr(self, name)!r}" for name in self.shown)
         return f"{self.dim}, {self.num_heads}, causal={self.causal}{shown}"
 

@@ -14,7 +14,7 @@ def check_sizes(**sizes: int | None) -> None:
 
 
 def check_heads(dim: int, num_heads: int) -> int:
-    """The head dimension; raise unless the heads divide the model dimension."""
+    """Return the head dimension; raise unless the heads divide the model dimension."""
     check_sizes(dim=dim, num_heads=num_heads)
     if dim % num_heads:
         raise ValueError(f"dim must be a multiple of num_heads, got dim={dim}, {num_heads=}")

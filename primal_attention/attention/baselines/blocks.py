@@ -28,14 +28,14 @@ class Reach(NamedTuple):
 
 
 def into_blocks(x: Tensor, length: int) -> Tensor:
-    """The tokens [B, N, ...] as blocks [B, n, length, ...], filled up with zeros (False)."""
+    """Split tokens [B, N, ...] into blocks [B, n, length, ...], padded with zeros (False)."""
     B, N, *rest = x.shape
     num_blocks = (N + length - 1) // length
     return _fill_up(x, num_blocks * length - N).reshape(B, num_blocks, length, *rest)
 
 
 def windows(k: Tensor, v: Tensor, real: Tensor, length: int, reach: Reach) -> Source:
-    """The keys within reach of each query, for blocks of ``length`` queries.
+    """Return the keys within reach of each query, for blocks of ``length`` queries.
 
     k and v [B, before + N, H, C] and real [B, before + N] begin with the ``before`` tokens that
     stand in front of the first query.
@@ -51,7 +51,7 @@ def windows(k: Tensor, v: Tensor, real: Tensor, length: int, reach: Reach) -> So
 
 
 def with_common(source: Source, k: Tensor, v: Tensor, seen: Tensor) -> Source:
-    """The source with keys and values [B, G, H, C] that are the same for all blocks at its end."""
+    """Append keys and values [B, G, H, C] that all blocks share to the source."""
     n = source.k.shape[1]
     k, v = (z[:, None].expand(-1, n, -1, -1, -1) for z in (k, v))
     return Source(

@@ -79,7 +79,7 @@ class CosformerAttention(MomentsAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """The moment form, scanned where causal."""
+        """Attend by the moment form, scanned where causal."""
         self._check_length(max(q.shape[1], k.shape[1]))
         counts, source_counts = token_counts(q, mask, None), token_counts(k, source_mask, None)
         scale = self._scale(counts, source_counts)
@@ -94,7 +94,7 @@ class CosformerAttention(MomentsAttention):
         return 2 * self.head_dim
 
     def init_state(self, batch_size: int) -> CosformerState:
-        """The sums of no token."""
+        """Return the sums before the first token: zeros."""
         kv, k_sum = super().init_state(batch_size)
         return CosformerState(kv, k_sum, kv[:, 0, 0, 0])
 

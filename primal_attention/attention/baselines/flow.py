@@ -72,11 +72,11 @@ class FlowAttention(DecodingAttention):
         return _flow(q, k, v, mask, source_mask)
 
     def num_before(self, state: FlowState) -> Tensor:
-        """The tokens that the sums are over."""
+        """Return the number of tokens in the sums."""
         return state.num_tokens
 
     def init_state(self, batch_size: int) -> FlowState:
-        """The state before the first token."""
+        """Return the state before the first token."""
         self._check_causal()
         like, H, C = outputs_of(self.q_proj), self.num_heads, self.head_dim
         dtype = accumulation_dtype(like.dtype)

@@ -100,7 +100,7 @@ class LinearAttention(MomentsAttention, TimedLayer):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """One sum over all keys, or one for each scale, or the scan if causal."""
+        """Attend by one sum over all keys, or one for each scale, or the scan if causal."""
         if self.causal:
             return self.extend(q, k, v, None, mask)[0]
         return self.scaled.each(q, Source(k, v, source_mask), self._attend_to)
@@ -146,7 +146,7 @@ class LinearAttention(MomentsAttention, TimedLayer):
 
 
 def in_range(queries: Side) -> Side:
-    """The queries, raised where all features of one are exponentials that might underflow.
+    """Raise queries where all features of one are exponentials that might underflow.
 
     elu + 1 is exp on the negative side: there a shift of the whole query is a factor of all its
     features, which the normaliser cancels.

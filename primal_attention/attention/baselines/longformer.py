@@ -96,7 +96,7 @@ class LongformerAttention(DecodingAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """All pairs where they are within reach, windows and global keys otherwise."""
+        """Compute all pairs where they are within reach, windows and global keys otherwise."""
         if self.reach.before >= q.shape[1]:
             return softmax_attention(q, k, v, mask, causal=self.causal)
         order = token_order(q, mask)
@@ -104,7 +104,7 @@ class LongformerAttention(DecodingAttention):
         return order.unpack(_attend(order.pack(q), joined, self.reach))
 
     def init_state(self, batch_size: int) -> WindowCache:
-        """An empty cache."""
+        """Return an empty cache."""
         self._check_causal()
         like = accumulate(outputs_of(self.k_proj))
         like = like.new_empty(batch_size, 0, self.num_heads, self.head_dim)

@@ -124,7 +124,7 @@ def _times_inverse(q: Tensor, k: Tensor, values: Tensor, num_iterations: int) ->
 
 
 def pseudo_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
-    r"""The iterated inverse of square matrices [..., M, M] with positive entries and row sums 1.
+    r"""Approximate the inverse of matrices [..., M, M] with positive entries and row sums 1.
 
     $Z \leftarrow \frac14 Z (13 I - AZ (15 I - AZ (7 I - AZ)))$ from
     $Z = A^\top / (|A|_1 |A|_\infty)$, where the second norm is 1: eq. (11) of Xiong et al. 2021.

@@ -91,7 +91,7 @@ class PerformerAttention(MomentsAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """The moment form, scanned where causal."""
+        """Attend by the moment form, scanned where causal."""
         if self.training and self.redraw_interval is not None:
             self._count_pass(self.redraw_interval)
         if self.causal:

@@ -114,7 +114,7 @@ def nearest_directions(
     num_real: Tensor,  # [B]
     directions: Tensor,  # [B]: how many of the K each sequence has
 ) -> Tensor:
-    """The bucket of each token in each round, [B, H, R, N]; 2K, the last one, at padding."""
+    """Return the bucket of each token in each round, [B, H, R, N]; 2K, the last, at padding."""
     N, K = q.shape[2], rotations.shape[-1]
     q = accumulate(q)
     rotated = einsum(q, rotations.to(q.dtype), "b h n c, h r c k -> b h r n k")

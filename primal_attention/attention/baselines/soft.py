@@ -62,7 +62,7 @@ class SoftAttention(SharedQKAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """All pairs where the tokens are few, through the landmarks otherwise."""
+        """Compute all pairs where the tokens are few, go through the landmarks otherwise."""
         if q.shape[1] <= self.num_landmarks:
             return _all_pairs(q, zero_padding(v, mask))
         segments = token_segments(q, mask, self.num_landmarks)
@@ -99,7 +99,7 @@ def _gaussian(a: Tensor, b: Tensor) -> Tensor:
 
 
 def newton_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
-    """The pseudo-inverse of symmetric matrices [..., M, M] whose row sums are at least 1, or 0."""
+    """Pseudo-invert symmetric matrices [..., M, M] whose row sums are at least 1, or 0."""
     fixed = matrix.detach()
     inverse = fixed / fixed.sum(-1).amax(-1).clamp(min=1.0).square()[..., None, None]
     for _ in range(num_iterations):

@@ -66,7 +66,7 @@ class CachedAttention(DecodingAttention):
     """A mechanism whose decode state is the keys and values of all tokens so far."""
 
     def init_state(self, batch_size: int) -> KeyValueCache:
-        """An empty cache."""
+        """Return an empty cache."""
         self._check_causal()
         like = outputs_of(self.k_proj)
         return KeyValueCache.empty(batch_size, self.num_heads, self.head_dim, like)
@@ -80,7 +80,7 @@ class CachedAttention(DecodingAttention):
         return self.attend(q, keys, values, mask, real), state
 
     def num_before(self, state: Any) -> Tensor:
-        """The real tokens in the cache."""
+        """Return the number of real tokens in the cache."""
         count: Tensor = state.mask.sum(1)
         return count
 

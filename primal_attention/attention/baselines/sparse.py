@@ -85,7 +85,7 @@ class SparseAttention(CachedAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """All pairs where they are within one stride, in blocks of one stride otherwise."""
+        """Compute all pairs where they are within one stride, blocks of one stride otherwise."""
         N = q.shape[1]
         if self.stride >= N:
             return softmax_attention(q, k, v, mask, causal=self.causal)

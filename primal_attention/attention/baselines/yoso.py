@@ -98,7 +98,7 @@ class YosoAttention(QKVAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """The sum over the keys, then its direction, in the accumulation dtype."""
+        """Sum over the keys and normalise the sum, in the accumulation dtype."""
         q_unit, k_unit = cosine(accumulate(q)), cosine(accumulate(k))
         values = zero_padding(accumulate(v), source_mask)
         if self.estimator == "expectation":

@@ -201,7 +201,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
     def from_released(
         cls, state_dict: Mapping[str, Tensor], *, dropout: float = 0.0
     ) -> PrimalAttention:
-        """The layer with the parameters of one layer trained with the authors' released code.
+        """Build a layer with the parameters of one trained with the authors' released code.
 
         Whether it samples, or is causal with static weights, follows from the parameter names.
         """
@@ -463,7 +463,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
         return result.out if whole else self._projected_out(result.out.flatten(-2), tokens)
 
     def init_state(self, batch_size: int) -> PrimalState:
-        """The state before the first token of ``batch_size`` sequences."""
+        """Return the state before the first token of ``batch_size`` sequences."""
         self._check_causal()
         P = self.features.feature_dim
         side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
@@ -528,7 +528,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
         return features_and_weights(self, here, there, rows, dtype)
 
     def extra_repr(self) -> str:
-        """The sizes and choices, for printing."""
+        """Return the sizes and choices, for printing."""
         return (
             f"{self.dim}, {self.num_heads}, {self.num_directions}, weights={self.weights!r}, "
             f"causal={self.causal}, scores={self.scores!r}, decay={self.decay!r}, "

@@ -272,7 +272,7 @@ class KSVDLayer(nn.Module):
         self.lambda_diag = torch.rand_like(self.raw_lambda)
 
     def with_zero_gradients(self, out: Tensor, *unused: Tensor | None) -> Tensor:
-        """The outputs of a training pass, in whose graph Lambda and other unused parameters are.
+        """Add Lambda and other unused parameters to the graph of a training pass's outputs.
 
         A compiled pass needs nothing: the statistics are outputs of its graph too.
         """

@@ -75,7 +75,7 @@ def running_key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
 
 
 def merge(one: KeyMoments, other: KeyMoments) -> KeyMoments:
-    """The moments of two disjoint sets of keys taken together (Chan et al. 1979)."""
+    """Merge the moments of two disjoint sets of keys (Chan et al. 1979)."""
     num_keys = one.num_keys + other.num_keys
     share = other.num_keys / num_keys.clamp(min=1)
     difference = other.mean - one.mean
@@ -133,7 +133,7 @@ class KeyNorm(nn.Module):
         return queries.to(z.dtype)
 
     def extra_repr(self) -> str:
-        """The choices, for printing."""
+        """Return the choices, for printing."""
         beta = "learnable" if isinstance(self.beta, Tensor) else self.beta
         return f"beta={beta}, rescale={self.rescale}, eps={self.eps}"
 

@@ -147,7 +147,7 @@ class SoftmaxSHAttention(CachedAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """One call of softmax attention for each scale; the causal form spells its softmax out."""
+        """Call softmax attention once per scale; the causal form spells its softmax out."""
         source = Source(k, v, source_mask)
         if self.causal:
             return self.scaled.attend_causal(q, mask, source, self.norm)

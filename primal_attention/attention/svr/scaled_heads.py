@@ -64,7 +64,7 @@ def largest(z: Tensor, real: Tensor | None) -> Tensor:
 
 
 def first(z: Tensor, real: Tensor | None) -> Tensor:
-    """The first real token of each window: down-sampling with a stride."""
+    """Return the first real token of each window: down-sampling with a stride."""
     if real is None:
         return z[:, :, 0]
     index = real.int().argmax(2)[:, :, None, None, None]
@@ -153,7 +153,7 @@ def window_shape(scale: int) -> tuple[int, int]:
 
 
 def windows(z: Tensor, grid: tuple[int, int], window: tuple[int, int]) -> Tensor:
-    """The tokens [B, T, ...] of a grid as windows [B, M, w, ...], filled up with zeros (False)."""
+    """Split tokens [B, T, ...] of a grid into windows [B, M, w, ...], padded with zeros (False)."""
     (rows, columns), (height, width) = grid, window
     y, x = (rows + height - 1) // height, (columns + width - 1) // width
     B, rest = z.shape[0], z.shape[2:]
@@ -174,7 +174,7 @@ class HeadGroup(NamedTuple):
     heads: list[int]
 
     def of(self, z: Tensor) -> Tensor:
-        """The heads of the group in z [B, N, H, C]; a view where they are neighbours."""
+        """Select the heads of the group in z [B, N, H, C]; a view where they are neighbours."""
         first, count = self.heads[0], len(self.heads)
         if self.heads == list(range(first, first + count)):
             return z[:, :, first : first + count]

@@ -156,7 +156,7 @@ def fit_of(layer: PatchedAttention, replaced: nn.Module) -> PrimalFit | OutputFi
 
 @torch.no_grad()
 def basis_of(layer: PrimalAttention, replaced: nn.Module) -> Tensor:
-    """The basis [H, F, R] of the base features of a layer; ``replaced`` is the teacher's layer."""
+    """Return the basis [H, F, R] of a layer's base features; ``replaced`` is the teacher's."""
     H, weight = layer.num_heads, layer.score_proj.weight
     if layer.weights == "static":
         return repeat(torch.eye(layer.features.feature_dim).to(weight), "f r -> h f r", h=H)
@@ -173,7 +173,7 @@ def basis_of(layer: PrimalAttention, replaced: nn.Module) -> Tensor:
 
 
 def base_features(layer: PrimalAttention, basis: Tensor, x: Tensor, **masks: Any) -> Tensor:
-    """The features [B, N, H, side, R] of the sides that a layer outputs, e before r."""
+    """Return the features [B, N, H, side, R] of the sides that a layer outputs, e before r."""
     given = layer.features_and_weights(x, **masks)
     if layer.weights == "dual":
         x = zero_padding(x, given.token_mask)

@@ -36,11 +36,11 @@ class StreamedSums:
         half.add(_Sums(len(y), [f.mT @ f, f.mT @ y, f.sum(0), y.sum(0)]))
 
     def moments(self, *, centred: bool) -> Moments:
-        """The second moments; of the differences from the means where ``centred``."""
+        """Return the second moments; of the differences from the means where ``centred``."""
         return self._whole().moments(centred=centred)
 
     def means(self) -> tuple[Tensor, Tensor]:
-        """The means of features [F] and of targets [D]."""
+        """Return the means of features [F] and of targets [D]."""
         whole = self._whole()
         return whole.sums[2] / whole.num_tokens, whole.sums[3] / whole.num_tokens
 
@@ -120,7 +120,7 @@ def low_rank_blocks(moments: Moments, num_blocks: int, num_inner: int, penalty: 
 
 
 def compressed(moments: Moments, inner: Tensor) -> Moments:
-    """The moments of the numbers that block maps [K, F, R] make of their features."""
+    """Return the moments of the features after block maps [K, F, R]."""
     whole = block_diagonal(inner)
     return Moments(whole.mT @ moments.gram @ whole, whole.mT @ moments.cross)
 

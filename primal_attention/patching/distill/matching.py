@@ -109,7 +109,7 @@ class Pair:
         return self.show(self.teacher, batch)
 
     def on_teachers_inputs(self, taught: Shown) -> Made:
-        """The outputs of each layer for the inputs that the teacher had there."""
+        """Return the outputs of each layer for the inputs that the teacher had there."""
         made: Made = {name: [] for name in self.layers}
         for name, layer in self.layers.items():
             for call in taught.calls[name]:
@@ -118,7 +118,7 @@ class Pair:
         return made
 
     def on_own_inputs(self, batch: Batch) -> Made:
-        """The outputs of each layer and of the whole student for a batch."""
+        """Return the outputs of each layer and of the whole student for a batch."""
         shown = self.show(self.student, batch)
         ys = {name: [call.y for call in calls] for name, calls in shown.calls.items()}
         return ys | {OUTPUTS: [shown.outputs]}

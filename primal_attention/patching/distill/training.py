@@ -56,7 +56,7 @@ class Goal(NamedTuple):
         return loss + self.eta * ksvd_loss(pair.student) if self.eta else loss
 
     def error(self, measured: Mapping[str, Spread]) -> float:
-        """The error on held-out batches that is to fall."""
+        """Return the error on held-out batches that training minimises."""
         if self.own_inputs:
             return measured[OUTPUTS].error
         errors = [spread.error for name, spread in measured.items() if name != OUTPUTS]

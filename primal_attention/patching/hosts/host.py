@@ -104,7 +104,7 @@ def check_plain(projection: nn.Module, *kinds: type[nn.Module]) -> None:
 
 
 def score_factor(scaling: float, head_dim: int) -> float:
-    """The factor of queries for a host whose scores are not divided by sqrt(C)."""
+    """Return the factor of queries for a host whose scores are not divided by sqrt(C)."""
     factor = scaling * math.sqrt(head_dim)
     return 1.0 if math.isclose(factor, 1.0, rel_tol=1e-6) else factor
 

@@ -159,7 +159,7 @@ class AlbertAttention(TransformersAttention):
         self.norm = deepcopy(module.get_submodule("LayerNorm"))
 
     def forward(self, hidden_states: Tensor, *args: Any, **others: Any) -> tuple[Tensor, None]:
-        """The normalised sum of input and attention."""
+        """Return the normalised sum of input and attention."""
         y, _ = super().forward(hidden_states, *args, **others)
         return self.norm(hidden_states + y), None
 
@@ -235,7 +235,7 @@ def rotated(rotation: Rotation | None) -> Iterator[None]:
 
 
 def running_rotation() -> Rotation | None:
-    """The rotation of the pass that runs in this thread."""
+    """Return the rotation of the pass that runs in this thread."""
     return getattr(_running, "rotation", None)
 
 
@@ -250,7 +250,7 @@ def beside_the_host() -> Iterator[None]:
 
 
 def collected_weights() -> list[Any] | None:
-    """The attention weights that the host has collected so far; None where it collects none.
+    """Return the attention weights that the host has collected so far; None if it collects none.
 
     The host hooks modules by their class, so a layer of another class has to report by itself.
     """

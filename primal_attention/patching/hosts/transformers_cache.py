@@ -135,7 +135,7 @@ class StateLayer:
     values = keys
 
     def read(self, extend: Extend) -> Any:
-        """The state after the tokens so far; None before the first."""
+        """Return the state after the tokens so far; None before the first."""
         if self.state is None and self._stretches:
             stretch = self._stretches[-1]
             self.state = extend(joined(stretch.passes), stretch.before)
@@ -168,7 +168,7 @@ class StateLayer:
         return self.num_tokens + query_length, 0
 
     def get_max_length(self) -> int:
-        """No upper bound."""
+        """Return -1: there is no upper bound."""
         return -1
 
     def reset(self) -> None:
@@ -288,11 +288,11 @@ class StaticStateLayer(StateLayer):
         return self.num_tokens if self.is_started else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The mask covers the whole cache."""
+        """Return the length and offset of the mask, which covers the whole cache."""
         return self.max_tokens, 0
 
     def get_max_length(self) -> int:
-        """The size of the cache."""
+        """Return the size of the cache."""
         return self.max_tokens
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -317,7 +317,7 @@ def register_layers() -> None:
 
 
 def state_layer(cache: Any, index: int, shape: KeyShape) -> StateLayer:
-    """The layer of that index of a cache, replaced by a state layer if it is none yet."""
+    """Return a layer of a cache by its index, replaced by a state layer if it is none yet."""
     from transformers.cache_utils import StaticLayer
 
     cache = getattr(cache, "self_attention_cache", cache)

@@ -1,4 +1,4 @@
-"""Augmentation of a batch of pictures on its device; nothing waits for the device.
+"""Augment a batch of pictures on its device, without synchronising.
 
 RandAugment (Cubuk et al., 2019) does what Pillow's operations do, with strengths as in timm's
 ``rand-m9-mstd0.5-inc1``: of fifteen operations one is drawn for each picture and left undone half

@@ -14,10 +14,10 @@ _PIECE = 2**24  # logits that are looked at together
 
 
 def token_losses(logits: Tensor, target: Tensor) -> Tensor:
-    """The cross-entropy [B, N] of logits [B, N, V], which **end as their own gradient**.
+    """Return the cross-entropy [B, N] of logits [B, N, V], which **end as their own gradient**.
 
     With 267,735 symbols the logits of a batch are most of a GPU; a second copy would not fit. The
-    backward pass writes over them, so they must not be used after it, and it runs once.
+    backward pass overwrites them, so they must not be used after it, and it runs once.
 
     Args:
         logits: Of the next token.

@@ -44,7 +44,7 @@ class StatePolicy:
 
     @torch.no_grad()
     def act(self, states: Tensor, returns_to_go: Tensor) -> Tensor:
-        """The next actions."""
+        """Return the next actions."""
         inputs = states.to(self.device), returns_to_go.to(self.device)
         action, self.past = self.model.act(*inputs, self.past)
         return action.cpu()
@@ -64,7 +64,7 @@ class WindowPolicy:
 
     @torch.no_grad()
     def act(self, states: Tensor, returns_to_go: Tensor) -> Tensor:
-        """The next actions."""
+        """Return the next actions."""
         states, returns_to_go = states.to(self.device), returns_to_go.to(self.device)
         nothing = states.new_zeros(len(states), self.model.action_dim)
         self._append("states", states)
