@@ -32,7 +32,7 @@ from primal_attention import ksvd_loss, patch
 from primal_attention.atomic_files import write_text
 from primal_attention.benchmarking.clocks import warm_up
 from primal_attention.benchmarking.measurement import Measurement, measure
-from primal_attention.benchmarking.registry import Entry, Sizes
+from primal_attention.benchmarking.registry import Entry, LayerSizes
 from primal_attention.benchmarking.results import card_name
 from primal_attention.benchmarking.runner import LEFT_OUT
 from primal_attention.training.results import current_commit
@@ -137,11 +137,13 @@ class Job(NamedTuple):
     def measure(self, device: torch.device) -> Measurement:
         host = HOSTS[self.name]
 
-        def build(sizes: Sizes, x: Tensor) -> nn.Module:
+        def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
             with x.device:  # random weights are quickly drawn there
                 return Body(host.body(sizes.n), self.form)
 
-        sizes = Sizes(self.tokens, self.batch, host.dim, host.heads, DIRECTIONS, dtype_of(device))
+        sizes = LayerSizes(
+            self.tokens, self.batch, host.dim, host.heads, DIRECTIONS, dtype_of(device)
+        )
         return measure(Entry(self.name, build), sizes, self.kind, device, replayed=False)
 
     def row(self, device: torch.device) -> Row:

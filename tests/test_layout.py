@@ -117,24 +117,6 @@ def is_fused(module: str) -> bool:
     return f"{PACKAGE}.ops.triton" in module or names[-1].startswith("fused")
 
 
-SHARED_CLASS_NAMES = {
-    "Goal",
-    "Moments",
-    "Past",
-    "Pictures",
-    "Plan",
-    "Prepared",
-    "Projections",
-    "Run",
-    "Schedule",
-    "Side",
-    "Sizes",
-    "Source",
-    "Subject",
-    "Weights",
-}
-
-
 def shared_class_names(sources: dict[Path, str]) -> set[str]:
     """Names of public classes of the package that more than one file defines."""
     owners: dict[str, set[Path]] = {}
@@ -188,9 +170,7 @@ def test_files_are_named_after_what_they_hold(path):
 
 
 def test_no_two_public_classes_have_one_name():
-    """The known exceptions are to become fewer."""
-    found = shared_class_names({file: file.read_text() for file in FILES})
-    assert found <= SHARED_CLASS_NAMES, "rename one of each pair"
+    assert shared_class_names({file: file.read_text() for file in FILES}) == set()
 
 
 def test_no_path_of_some_machine():

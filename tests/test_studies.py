@@ -17,7 +17,7 @@ from primal_attention import build_attention
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.tasks import Cases, Sizes
-from primal_attention.tasks.lra import LRA, PartSizes, Prepared
+from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
 from primal_attention.tasks.lra.texts import byte_tokens
 from primal_attention.training import DOMAINS, build_model, find_recipe
 from primal_attention.training.results import key_of, read_rows
@@ -246,7 +246,7 @@ def test_counting_tells_reviews_that_share_a_word_from_others(tmp_path, monkeypa
     pairs = np.stack([2 * films, 2 * others + 1], 1)
     order = np.argsort(films // 4, kind="stable")
     sizes = PartSizes(12, 12, 12)
-    made = Prepared(
+    made = PreparedTask(
         "retrieval-imdb",
         sizes,
         byte_tokens(texts),

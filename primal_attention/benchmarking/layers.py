@@ -20,7 +20,7 @@ from primal_attention.ops.primal import Attended, collapsed_attention
 Outputs = tuple[Tensor, ...]
 
 
-class Projections(nn.Module):
+class ProjectionFloor(nn.Module):
     """The floor: q and k packed in one projection, and the output projection of an own input."""
 
     def __init__(self, x: Tensor):

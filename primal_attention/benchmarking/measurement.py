@@ -17,7 +17,7 @@ from primal_attention.benchmarking.clocks import (
     wall_ms,
 )
 from primal_attention.benchmarking.layers import Outputs
-from primal_attention.benchmarking.registry import Entry, Sizes, Subject
+from primal_attention.benchmarking.registry import Entry, LayerSizes, TimedModule
 from primal_attention.objectives import record_ksvd
 
 _ETA = 0.1
@@ -35,7 +35,7 @@ class Measurement(NamedTuple):
 
 def measure(
     entry: Entry,
-    sizes: Sizes,
+    sizes: LayerSizes,
     kind: str,
     device: torch.device,
     *,
@@ -69,7 +69,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__} in {culprit(error)}: {said}"[:300]
 
 
-def _measured(subject: Subject, kind: str, compiled: bool, replayed: bool) -> Measurement:
+def _measured(subject: TimedModule, kind: str, compiled: bool, replayed: bool) -> Measurement:
     device = subject.x.device
     subject.module.train(kind == "fwd+bwd")
     call = _compiled(subject) if compiled else None
@@ -97,14 +97,14 @@ def _measured(subject: Subject, kind: str, compiled: bool, replayed: bool) -> Me
 Call = Callable[[Tensor], Outputs]
 
 
-def _compiled(subject: Subject) -> Call:
+def _compiled(subject: TimedModule) -> Call:
     """The module compiled for these sizes alone."""
     torch.compiler.reset()  # else the shapes before this one count against a limit
     call: Any = torch.compile(subject.module, dynamic=False)
     return lambda x: call(x)
 
 
-def _forward(subject: Subject, call: Call | None) -> tuple[Callable[[], object], int]:
+def _forward(subject: TimedModule, call: Call | None) -> tuple[Callable[[], object], int]:
     """A forward pass without gradients, and the bytes that it moves at least."""
 
     def run() -> Outputs:
@@ -114,7 +114,7 @@ def _forward(subject: Subject, call: Call | None) -> tuple[Callable[[], object],
     return run, _bytes(subject.leaves) + _bytes(run())
 
 
-def _decoding(subject: Subject, kind: str) -> tuple[Callable[[], object], None]:
+def _decoding(subject: TimedModule, kind: str) -> tuple[Callable[[], object], None]:
     """One token after those of the input, without gradients."""
     name = {"step": "decoding", "decode": "decoder"}[kind]
     begin: Any = getattr(subject.module, name, None)
@@ -130,7 +130,7 @@ def _decoding(subject: Subject, kind: str) -> tuple[Callable[[], object], None]:
     return run, None
 
 
-def _both(subject: Subject, call: Call | None) -> tuple[Callable[[], object], int]:
+def _both(subject: TimedModule, call: Call | None) -> tuple[Callable[[], object], int]:
     """A forward and a backward pass, and the bytes that they move at least.
 
     Outputs are freed before the backward pass, as if the next layer owned them. Gradients are

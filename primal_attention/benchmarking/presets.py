@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
-from primal_attention.benchmarking.registry import ENTRIES, Entry, Sizes, find_entries
+from primal_attention.benchmarking.registry import ENTRIES, Entry, LayerSizes, find_entries
 
 BOTH = "fwd+bwd"
 MILLION = 1_048_576
@@ -37,7 +37,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """Stages, and the sizes that they have in common; all combinations of these are measured."""
 
     stages: tuple[Stage, ...]
@@ -62,7 +62,7 @@ class Plan:
             ):
                 batches = stage.batches or (max(total // n, 1),)
                 for batch, name, kind in product(batches, stage.entries, stage.passes):
-                    shape = Sizes(n, batch, *sizes)  # type: ignore[arg-type]
+                    shape = LayerSizes(n, batch, *sizes)  # type: ignore[arg-type]
                     yield Job(ENTRIES[name], shape, kind, stage.compiled)
 
 
@@ -70,14 +70,14 @@ class Job(NamedTuple):
     """One measurement to be made."""
 
     entry: Entry
-    sizes: Sizes
+    sizes: LayerSizes
     kind: str
     compiled: bool
 
 
-PRESETS: dict[str, Plan] = {
+PRESETS: dict[str, MeasurementPlan] = {
     # What the project promises of one large GPU, in about 100 seconds.
-    "headline": Plan(
+    "headline": MeasurementPlan(
         (
             Stage(("projections", "softmax", *_PRIMAL, "released-sampled", *_CAUSAL)),
             Stage(("primal_op-sampled", "primal_op-static"), (1024, 65536), ("fwd", "bwd")),
@@ -89,7 +89,7 @@ PRESETS: dict[str, Plan] = {
         )
     ),
     # What an eager or compiled step of little work costs the host, and one step of decoding.
-    "host": Plan(
+    "host": MeasurementPlan(
         (
             Stage((*_SMALL, *_TIME), (128,), (BOTH, "fwd"), batches=(1,)),
             Stage((*_SMALL, *_TIME), (512,), batches=(8,)),
@@ -99,7 +99,7 @@ PRESETS: dict[str, Plan] = {
         )
     ),
     # Layers whose kernel has a learned time, and linear attention beside them.
-    "time": Plan(
+    "time": MeasurementPlan(
         (
             Stage((*_TIME, "softmax", "softmax-causal", "linear-causal"), (1024, 16384)),
             Stage(("softmax", "softmax-causal"), (1024, 16384), compiled=True),
@@ -107,9 +107,9 @@ PRESETS: dict[str, Plan] = {
         )
     ),
     # Everything else that can be timed.
-    "mechanisms": Plan((Stage(_OTHERS, passes=(BOTH, "fwd")),), (1024, 4096, 16384)),
+    "mechanisms": MeasurementPlan((Stage(_OTHERS, passes=(BOTH, "fwd")),), (1024, 4096, 16384)),
     # Training on a CPU against the released arithmetic.
-    "cpu": Plan(
+    "cpu": MeasurementPlan(
         (
             Stage(("projections", "released-sampled", *_PRIMAL)),
             Stage(("released-static-causal", *_CAUSAL)),
@@ -120,7 +120,7 @@ PRESETS: dict[str, Plan] = {
         rounds=5,  # a shared CPU is not as fast from one minute to the next
     ),
     # A look that takes seconds anywhere.
-    "small": Plan(
+    "small": MeasurementPlan(
         (
             Stage(
                 ("projections", "softmax", *_PRIMAL, *_CAUSAL, "released-sampled"),
@@ -144,14 +144,14 @@ def plan_of(
     *,
     compiled: bool = False,
     **sizes: Sequence[int] | Sequence[str] | None,
-) -> Plan:
+) -> MeasurementPlan:
     """A preset, with sizes of one's own where given, or chosen mechanisms with its sizes.
 
     Args:
         preset: One of ``PRESETS``.
         mechanisms: Names of the registry; none for those of the preset.
         compiled: Chosen mechanisms are timed with ``torch.compile`` as well.
-        sizes: Values for the fields of :class:`Plan`; None or nothing for those of the preset.
+        sizes: Values for the fields of :class:`MeasurementPlan`; nothing keeps the preset's.
     """
     if preset not in PRESETS:
         raise ValueError(f"there is no preset {preset!r}; one of {', '.join(PRESETS)}")

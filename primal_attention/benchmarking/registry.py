@@ -15,7 +15,7 @@ from primal_attention.benchmarking.layers import (
     Outputs,
     OutputsOf,
     PackedSoftmax,
-    Projections,
+    ProjectionFloor,
     ReleasedArithmetic,
     WithObjective,
     flex,
@@ -25,7 +25,7 @@ from primal_attention.benchmarking.layers import (
 _LANDMARKS = 10  # of a direction, as PrimalAttention has it
 
 
-class Sizes(NamedTuple):
+class LayerSizes(NamedTuple):
     """Sizes of one measurement; a batch of as many sequences as make up the tokens."""
 
     n: int
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
         return torch.randn(self.batch, self.n, self.dim, device=device, dtype=dtype)
 
 
-class Subject(NamedTuple):
+class TimedModule(NamedTuple):
     """A timed module on its device, and its input."""
 
     module: nn.Module
@@ -54,7 +54,7 @@ class Subject(NamedTuple):
         return outputs
 
 
-Build = Callable[[Sizes, Tensor], nn.Module]
+Build = Callable[[LayerSizes, Tensor], nn.Module]
 
 
 class Entry(NamedTuple):
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
         weights = "" if self.mechanism == "primal_time" else self.weights  # it has no others
         return "-".join(filter(None, (self.mechanism, weights, "causal" * self.causal)))
 
-    def subject(self, sizes: Sizes, device: torch.device) -> Subject:
+    def subject(self, sizes: LayerSizes, device: torch.device) -> TimedModule:
         """Build it; ModuleNotFoundError where a package is missing."""
         if self.package and find_spec(self.package) is None:
             raise ModuleNotFoundError(f"{self.package} is not installed", name=self.package)
@@ -86,11 +86,11 @@ class Entry(NamedTuple):
         else:
             module.to(device, x.dtype)
             inputs = [x.requires_grad_()]
-        return Subject(module, x, (*inputs, *module.parameters()))
+        return TimedModule(module, x, (*inputs, *module.parameters()))
 
 
 def _primal(weights: str, *, causal: bool = False) -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
         S = sizes.directions
         layer = PrimalAttention(sizes.dim, sizes.heads, S, weights=weights, causal=causal)
         return WithObjective(layer)
@@ -99,7 +99,7 @@ def _primal(weights: str, *, causal: bool = False) -> Entry:
 
 
 def _primal_time(*, causal: bool) -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
         return WithObjective(
             PrimalTimeAttention(sizes.dim, sizes.heads, sizes.directions, causal=causal)
         )
@@ -108,28 +108,28 @@ def _primal_time(*, causal: bool) -> Entry:
 
 
 def _op(weights: str) -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
         return OpAlone(x, sizes.heads, shared=weights == "static")
 
     return Entry("primal_op", build, weights, alone=True)
 
 
 def _softmax(*, causal: bool) -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
         return PackedSoftmax(sizes.dim, sizes.heads, sdpa(causal=causal))
 
     return Entry("softmax", build, causal=causal)
 
 
 def _flex(*, causal: bool) -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
         return PackedSoftmax(sizes.dim, sizes.heads, flex(sizes.n, x.device, causal=causal))
 
     return Entry("flex_attention", build, causal=causal)
 
 
 def _released(*, causal: bool) -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
         S = sizes.directions
         return ReleasedArithmetic(sizes.dim, sizes.heads, S, _LANDMARKS * S, causal=causal)
 
@@ -137,7 +137,7 @@ def _released(*, causal: bool) -> Entry:
 
 
 def _registered(name: str, *, causal: bool) -> Entry:
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
         options = {"max_tokens": sizes.n} if card_of(name).needs_max_tokens else {}
         forms = {"causal": True} if causal else {}
         return OutputsOf(build_attention(name, sizes.dim, sizes.heads, **forms, **options))
@@ -148,7 +148,7 @@ def _registered(name: str, *, causal: bool) -> Entry:
 def _foreign(mechanism: str, layer: str) -> Entry:
     """A layer of flash-linear-attention, which is always causal."""
 
-    def build(sizes: Sizes, x: Tensor) -> nn.Module:
+    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
         from importlib import import_module
 
         kind = getattr(import_module("fla.layers"), layer)
@@ -169,7 +169,7 @@ def _others() -> Iterable[Entry]:
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry("projections", lambda sizes, x: Projections(x)),
+        Entry("projections", lambda sizes, x: ProjectionFloor(x)),
         _softmax(causal=False),
         _softmax(causal=True),
         _primal("static"),

@@ -10,15 +10,15 @@ import torch
 
 from primal_attention.benchmarking.clocks import measure_copy
 from primal_attention.benchmarking.measurement import Measurement, measure, median, reason
-from primal_attention.benchmarking.presets import Job, Plan
-from primal_attention.benchmarking.registry import ENTRIES, Sizes
+from primal_attention.benchmarking.presets import Job, MeasurementPlan
+from primal_attention.benchmarking.registry import ENTRIES, LayerSizes
 from primal_attention.benchmarking.results import Results, Row, copy_row, crossover_rows, row_of
 
 LEFT_OUT = "left out: the time was up"
 
 
 def run_plan(
-    plan: Plan,
+    plan: MeasurementPlan,
     results: Results,
     *,
     commit: str,
@@ -73,6 +73,6 @@ def _measured_apart(job: Job, device: torch.device) -> Measurement:
 
 
 def _measured_by_name(
-    name: str, sizes: Sizes, kind: str, compiled: bool, device: torch.device
+    name: str, sizes: LayerSizes, kind: str, compiled: bool, device: torch.device
 ) -> Measurement:
     return _measured(Job(ENTRIES[name], sizes, kind, compiled), device)

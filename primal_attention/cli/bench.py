@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from primal_attention.benchmarking.plots import plot
-from primal_attention.benchmarking.presets import PRESETS, Plan, plan_of
+from primal_attention.benchmarking.presets import PRESETS, MeasurementPlan, plan_of
 from primal_attention.benchmarking.registry import ENTRIES, find_entries
 from primal_attention.benchmarking.results import (
     CROSSOVER,
@@ -142,7 +142,7 @@ def _only(rows: list[Row], mechanisms: Sequence[str]) -> list[Row]:
 
 
 def _measured(
-    console: Any, plan: Plan, out: Path | None, seconds: float | None
+    console: Any, plan: MeasurementPlan, out: Path | None, seconds: float | None
 ) -> tuple[list[Row], str]:
     """Measure; rows are written and shown as they come. Returns them and the machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

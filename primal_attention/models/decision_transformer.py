@@ -18,7 +18,7 @@ from primal_attention.models.stacks import patch_host
 from primal_attention.patching.hosts.host import PatchedAttention
 
 
-class Past(NamedTuple):
+class EpisodeMemory(NamedTuple):
     """The tokens and the action that a model remembers of an episode."""
 
     cache: Any  # of the tokens so far, up to the last state
@@ -78,13 +78,15 @@ class DecisionModel(nn.Module):
         found: Tensor = self.host.predict_action(hidden[:, 1::3])
         return found
 
-    def begin(self) -> Past:
+    def begin(self) -> EpisodeMemory:
         """Start before the first state of episodes."""
         from transformers import DynamicCache
 
-        return Past(DynamicCache())
+        return EpisodeMemory(DynamicCache())
 
-    def act(self, states: Tensor, returns_to_go: Tensor, past: Past) -> tuple[Tensor, Past]:
+    def act(
+        self, states: Tensor, returns_to_go: Tensor, past: EpisodeMemory
+    ) -> tuple[Tensor, EpisodeMemory]:
         """Return the action [B, A] in states [B, S], by all of the past, and the past after it.
 
         Patched layers remember a state of constant size, layers of softmax all keys and values.
@@ -102,7 +104,7 @@ class DecisionModel(nn.Module):
             tokens.insert(0, self.host.embed_action(past.action) + before)
         hidden = self._encode(torch.stack(tokens, dim=1), past.cache)
         action: Tensor = self.host.predict_action(hidden[:, -1])
-        return action, Past(past.cache, action, past.step + 1)
+        return action, EpisodeMemory(past.cache, action, past.step + 1)
 
     def _encode(self, tokens: Tensor, cache: Any = None) -> Tensor:
         """Encode embedded tokens [B, N, D] that follow those of the cache.
@@ -126,7 +128,7 @@ class DecisionModel(nn.Module):
         return normalised
 
 
-def keep_episodes(past: Past, kept: Tensor) -> Past:
+def keep_episodes(past: EpisodeMemory, kept: Tensor) -> EpisodeMemory:
     """Select the past of some of the episodes."""
     past.cache.batch_select_indices(kept)
     return past._replace(action=None if past.action is None else past.action[kept])

@@ -74,7 +74,7 @@ class Memory:
 Step = Callable[[Memory], None]
 
 
-class Plan:
+class PassPlan:
     """Steps of a pass, for any tensors of the layout that it was recorded with."""
 
     def __init__(self, recording: Recording, results: Any):
@@ -106,7 +106,7 @@ class Plans:
 
     def __init__(self, run: Callable[..., Any]):
         self._run = run
-        self._plans: dict[Any, Plan | None] = {}
+        self._plans: dict[Any, PassPlan | None] = {}
 
     def __call__(self, given: Sequence[Any], *options: Any) -> Any:
         """Run the pass on tensors, None and numbers, and on options that are no tensors."""
@@ -128,7 +128,7 @@ class Plans:
             aliases = iter(recording.inputs)
             own = [next(aliases) if isinstance(x, Tensor) else x for x in given]
             results = self._run(own, *options)
-            self._plans[key] = Plan(recording, results)
+            self._plans[key] = PassPlan(recording, results)
         return results
 
 

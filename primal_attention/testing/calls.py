@@ -9,7 +9,7 @@ from torch import Tensor, nn
 SEED = 20230923
 
 
-class Run(NamedTuple):
+class PassResult(NamedTuple):
     """The output of one forward pass and the gradients of one backward pass."""
 
     output: Tensor  # [B, N, D]
@@ -38,7 +38,7 @@ def forward_backward(
     *,
     within: AbstractContextManager[object] | None = None,
     **arguments: Tensor | None,
-) -> Run:
+) -> PassResult:
     """Forward, then backward from `cotangent`; `within` surrounds the forward pass only.
 
     Arguments that are None are left out of the call. An input or a parameter that the output does
@@ -58,4 +58,4 @@ def forward_backward(
     )
     d_parameters = dict(zip(parameters, grads[1:], strict=False))
     d_context = None if context is None else grads[-1]
-    return Run(output.detach(), grads[0], d_context, d_parameters)
+    return PassResult(output.detach(), grads[0], d_context, d_parameters)

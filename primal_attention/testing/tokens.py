@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from primal_attention.testing.calls import Run
+from primal_attention.testing.calls import PassResult
 from primal_attention.testing.findings import Findings
 
 OUTPUT_BOUND = 1e-6
@@ -57,8 +57,8 @@ def poison_like(x: Tensor) -> Tensor:
 def compare_runs(
     findings: Findings,
     label: str,
-    got: Run,
-    want: Run,
+    got: PassResult,
+    want: PassResult,
     *,
     real: Tensor | None = None,
     real_context: Tensor | None = None,

@@ -14,7 +14,7 @@ from primal_attention.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """The steps of a run, and its rounds, each of which ends in an evaluation.
 
     A run of epochs has a shorter last batch in each. A run of steps has full batches alone: epochs
@@ -29,7 +29,7 @@ class Plan:
     steps: int | None = None  # in place of epochs
 
     @classmethod
-    def of(cls, recipe: Recipe, num_cases: int) -> Plan:
+    def of(cls, recipe: Recipe, num_cases: int) -> BatchPlan:
         """Plan a run of a recipe on so many cases."""
         optim, run = recipe.optim, recipe.run
         return cls(run.seed, num_cases, optim.batch_size, optim.epochs, run.eval_every, optim.steps)

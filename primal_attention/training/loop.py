@@ -21,7 +21,7 @@ from torch import Tensor
 from primal_attention.atomic_files import fitting, holding, remove_unfinished, writing_to
 from primal_attention.state_dicts import check_fit
 from primal_attention.tasks import Cases, Task
-from primal_attention.training.batch_plan import Plan, set_seed
+from primal_attention.training.batch_plan import BatchPlan, set_seed
 from primal_attention.training.checkpoint import (
     BEST,
     LAST,
@@ -146,7 +146,7 @@ class Run:
         self.watcher = watcher if fabric.is_global_zero else Watcher()
         self.directory, self.saving = directory, saving
         self.task = task.to(fabric.device)
-        self.plan = Plan.of(recipe, len(task.train))
+        self.plan = BatchPlan.of(recipe, len(task.train))
         set_seed(recipe.run.seed, fabric.device)
         model = build_model(recipe, task.sizes)
         if recipe.run.compile:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from primal_attention.atomic_files import write_rows, writing_to
 from primal_attention.extras import needing
-from primal_attention.training.batch_plan import Plan
+from primal_attention.training.batch_plan import BatchPlan
 from primal_attention.training.outcome import Entry, Progress
 from primal_attention.training.recipe import Recipe
 
@@ -27,7 +27,7 @@ METRICS, TENSORBOARD = "metrics.csv", "tensorboard"
 class Watcher:
     """Observer of a run, in the first process alone; this one does nothing."""
 
-    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+    def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
         """Begin, or resume after the rounds of the progress, which grows as it runs."""
 
     def step(self, step: int) -> None:
@@ -50,7 +50,7 @@ class Watchers(Watcher):
     def __init__(self, watchers: Sequence[Watcher]):
         self.watchers = watchers
 
-    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+    def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
         """Tell each."""
         for watcher in self.watchers:
             watcher.start(recipe, plan, progress)
@@ -82,7 +82,7 @@ class MetricsFile(Watcher):
     def __init__(self, directory: Path):
         self.path = directory / METRICS
 
-    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+    def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
         """Write the rounds that are done; those of a killed run that were not saved go."""
         self.progress = progress
         self._write()
@@ -105,7 +105,7 @@ class TensorBoard(Watcher):
     def __init__(self, directory: Path):
         self.directory = directory
 
-    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+    def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
         """Begin a file with the rounds that are done, in place of those there were."""
         with writing_to(self.directory / TENSORBOARD):
             for old in (self.directory / TENSORBOARD).glob("events.out.tfevents.*"):
@@ -147,7 +147,7 @@ class Lines(Watcher):
     def __init__(self, console: Console, every: float = 5.0):
         self.console, self.every = console, every
 
-    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+    def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
         """Say where it begins."""
         self.progress, self.plan = progress, plan
         self.done_before = progress.steps
@@ -188,7 +188,7 @@ class _Bar(Watcher):
     def __init__(self, console: Console):
         self.console = console
 
-    def start(self, recipe: Recipe, plan: Plan, progress: Progress) -> None:
+    def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
         """Show the bar."""
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
@@ -218,7 +218,7 @@ class _Bar(Watcher):
         return self
 
 
-def _told(plan: Plan, progress: Progress) -> str:
+def _told(plan: BatchPlan, progress: Progress) -> str:
     """Describe the last and the best round."""
     if not progress.rounds:
         return f"{_place(plan, progress)}/{_end(plan)}"
@@ -230,12 +230,12 @@ def _told(plan: Plan, progress: Progress) -> str:
     )
 
 
-def _place(plan: Plan, progress: Progress) -> str:
+def _place(plan: BatchPlan, progress: Progress) -> str:
     """Describe how far a run is, in epochs or steps."""
     if plan.steps is not None:
         return f"step {progress.steps}"
     return f"epoch {progress.rounds[-1]['epoch'] if progress.rounds else 0}"
 
 
-def _end(plan: Plan) -> int:
+def _end(plan: BatchPlan) -> int:
     return plan.epochs if plan.steps is None else plan.steps

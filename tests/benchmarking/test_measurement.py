@@ -10,10 +10,10 @@ from primal_attention.attention import ATTENTIONS
 from primal_attention.benchmarking.clocks import HostSynchronisationError, culprit
 from primal_attention.benchmarking.layers import OpAlone
 from primal_attention.benchmarking.measurement import measure, reason
-from primal_attention.benchmarking.registry import ENTRIES, Entry, Sizes, find_entries
+from primal_attention.benchmarking.registry import ENTRIES, Entry, LayerSizes, find_entries
 
 CPU = torch.device("cpu")
-SIZES = Sizes(n=11, batch=3, dim=14, heads=2, directions=5, dtype="float32")
+SIZES = LayerSizes(n=11, batch=3, dim=14, heads=2, directions=5, dtype="float32")
 X = SIZES.n * SIZES.batch * SIZES.dim * 4  # bytes of an input
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from primal_attention.tasks.lra import LRA, PartSizes, Prepared
+from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
 from primal_attention.training.results import read_rows
 
 from .command import primal, sets, told
@@ -26,7 +26,7 @@ def write(folder, num_tokens=N, name="listops"):
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, 16, size=(sum(SIZES), num_tokens), dtype=np.uint8)
     targets = rng.integers(10, size=sum(SIZES), dtype=np.uint8)
-    LRA.write(folder / f"{name}.npz", Prepared(name, SIZES, tokens, targets))
+    LRA.write(folder / f"{name}.npz", PreparedTask(name, SIZES, tokens, targets))
 
 
 def train(*arguments, task="lra/listops"):

@@ -54,7 +54,7 @@ from primal_attention.tasks import (  # noqa: E402
     rl_task,
     uea_task,
 )
-from primal_attention.tasks.lra import LRA, PartSizes, Prepared  # noqa: E402
+from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask  # noqa: E402
 from primal_attention.tasks.lra.chunks import made_in_chunks  # noqa: E402
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder  # noqa: E402
 from primal_attention.tasks.lra.texts import read_retrieval_imdb  # noqa: E402
@@ -112,7 +112,7 @@ def _lra(name: str, *, pairs: bool, symbols: int, classes: int) -> Callable[[Pat
         tokens = rng.integers(symbols, size=(20, 64), dtype=np.uint8)
         targets = rng.integers(classes, size=20, dtype=np.uint8)
         both = rng.integers(20, size=(20, 2), dtype=np.int32) if pairs else None
-        prepared = Prepared(name, PartSizes(12, 4, 4), tokens, targets, both)
+        prepared = PreparedTask(name, PartSizes(12, 4, 4), tokens, targets, both)
         LRA.write(folder / f"{name}.npz", prepared)
 
     return make

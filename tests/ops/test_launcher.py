@@ -10,7 +10,7 @@ import torch
 triton = pytest.importorskip("triton")
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402 - needs triton
 
-from primal_attention.ops.replay import Plan, Recording  # noqa: E402 - after triton
+from primal_attention.ops.replay import PassPlan, Recording  # noqa: E402 - after triton
 from primal_attention.ops.triton import launcher  # noqa: E402 - needs triton
 
 
@@ -185,7 +185,7 @@ def test_a_recorded_launch_takes_addresses():
     with Recording([x]) as recording:
         [alias] = recording.inputs
         launched[(5,)](alias[8:], *ARGUMENTS, num_warps=4)
-        plan = Plan(recording, [alias])
+        plan = PassPlan(recording, [alias])
     compiled = function.compiled[0]
     compiled.launches.clear()
     y = rows()

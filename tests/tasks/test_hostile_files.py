@@ -12,7 +12,7 @@ from PIL import Image
 
 from primal_attention.tasks import images_task, load_uea, lra_task, series_task, uea_task
 from primal_attention.tasks.images import find_images
-from primal_attention.tasks.lra import LRA, PartSizes, Prepared
+from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
 from primal_attention.tasks.offline_rl import load_rl
 from primal_attention.tasks.offline_rl.environments import make_environment
@@ -268,14 +268,14 @@ def test_symbols_that_are_not_of_the_task_are_named(tmp_path):
     path, sizes = tmp_path / "listops.npz", PartSizes(2, 1, 1)
     tokens, targets = np.ones((4, 8), np.uint8), np.zeros(4, np.uint8)
     for changed in (
-        Prepared("listops", sizes, tokens * 40, targets),
-        Prepared("listops", sizes, tokens, targets + 10),
-        Prepared("listops", PartSizes(0, 3, 1), tokens, targets),
+        PreparedTask("listops", sizes, tokens * 40, targets),
+        PreparedTask("listops", sizes, tokens, targets + 10),
+        PreparedTask("listops", PartSizes(0, 3, 1), tokens, targets),
     ):
         LRA.write(path, changed)
         with pytest.raises(ValueError, match=rf"^{path} is not a file of 'listops'.*anew$"):
             lra_task("listops", folder=tmp_path)
-    LRA.write(path, Prepared("listops", sizes, tokens, targets))
+    LRA.write(path, PreparedTask("listops", sizes, tokens, targets))
     assert torch.equal(lra_task("listops", folder=tmp_path).test.target, torch.zeros(1).long())
 
 
@@ -284,7 +284,7 @@ def test_pairs_name_sequences_that_are_there():
     for index in (3, -1):
         pairs = np.full((4, 2), index, np.int32)
         with pytest.raises(ValueError, match="pairs"):
-            Prepared("retrieval", PartSizes(2, 1, 1), tokens, targets, pairs)
+            PreparedTask("retrieval", PartSizes(2, 1, 1), tokens, targets, pairs)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from primal_attention.tasks import LabelledSeries
 from primal_attention.tasks.images.folders import PICTURES
 from primal_attention.tasks.language.corpus import TEXTS
-from primal_attention.tasks.lra import LRA, PartSizes, Prepared
+from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
 from primal_attention.tasks.offline_rl import RL
 from primal_attention.tasks.uea import UEA
 
@@ -26,7 +26,7 @@ def series(folder):
 
 def arena(folder):
     tokens = np.random.default_rng(0).integers(256, size=(6, 13), dtype=np.uint8)
-    task = Prepared("text", PartSizes(3, 1, 2), tokens, np.arange(6, dtype=np.uint8) % 2)
+    task = PreparedTask("text", PartSizes(3, 1, 2), tokens, np.arange(6, dtype=np.uint8) % 2)
     LRA.write(folder / "text.npz", task)
     return LRA, "text"
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primal_attention.training.batch_plan import Plan
+from primal_attention.training.batch_plan import BatchPlan
 
-PLAN = Plan(seed=3, num_cases=49, batch_size=16, epochs=7, eval_every=3)
+PLAN = BatchPlan(seed=3, num_cases=49, batch_size=16, epochs=7, eval_every=3)
 CPU = torch.device("cpu")
 
 
@@ -43,7 +43,7 @@ def test_rounds_share_out_the_epochs():
 
 @given(st.integers(1, 60), st.integers(1, 33), st.integers(1, 40), st.integers(1, 13))
 def test_a_run_of_steps_has_full_batches_and_sees_every_case_in_turn(cases, batch, steps, every):
-    plan = Plan(3, cases, batch, epochs=1, eval_every=every, steps=steps)
+    plan = BatchPlan(3, cases, batch, epochs=1, eval_every=every, steps=steps)
     rounds = [list(plan.batches_of(index, CPU)) for index in range(plan.num_rounds)]
     assert [len(each) for each in rounds] == [len(plan.steps_of(i)) for i in range(len(rounds))]
     batches = [batch for each in rounds for batch in each]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from primal_attention.tasks.lra import LRA, PartSizes, Prepared
+from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
 from primal_attention.training import find_recipe
 
 N = 23
@@ -15,7 +15,7 @@ def write_listops(folder, sizes=(49, 31, 29)):
     targets = rng.integers(10, size=sum(sizes))
     lengths = rng.integers(5, N + 1, size=sum(sizes))
     tokens = np.where(np.arange(N) < lengths[:, None], targets[:, None] + 1, 0)
-    prepared = Prepared(
+    prepared = PreparedTask(
         "listops", PartSizes(*sizes), tokens.astype(np.uint8), targets.astype(np.uint8)
     )
     LRA.write(folder / "listops.npz", prepared)
@@ -29,7 +29,9 @@ def write_pairs(folder, sizes=(47, 31, 29)):
     tokens = np.where(np.arange(N) < lengths[:, None], letters[:, None], 0).astype(np.uint8)
     pairs = rng.integers(17, size=(sum(sizes), 2)).astype(np.int32)
     same = letters[pairs[:, 0]] == letters[pairs[:, 1]]
-    prepared = Prepared("retrieval-imdb", PartSizes(*sizes), tokens, same.astype(np.uint8), pairs)
+    prepared = PreparedTask(
+        "retrieval-imdb", PartSizes(*sizes), tokens, same.astype(np.uint8), pairs
+    )
     LRA.write(folder / "retrieval-imdb.npz", prepared)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from primal_attention.feature_maps import FeatureMap, FeatureMapSpec, feature_map_pair
 
 
-class Side(NamedTuple):
+class FeatureSide(NamedTuple):
     """Queries or keys z [B, N, H, C] and the name of the fixed map that makes features of them.
 
     Where the layer's map is a module, z holds its features already and the name is ``identity``.
@@ -37,10 +37,10 @@ class FeaturePair(nn.Module):
         dims = [one.feature_dim for one in pair if isinstance(one, FeatureMap)]
         self.feature_dim: int = dims[0] if dims else head_dim
 
-    def queries(self, q: Tensor) -> Side:
+    def queries(self, q: Tensor) -> FeatureSide:
         """Return the side phi_q of the queries."""
-        return Side(self.maps[0](q) if self._is_module[0] else q, self.names[0])
+        return FeatureSide(self.maps[0](q) if self._is_module[0] else q, self.names[0])
 
-    def keys(self, k: Tensor) -> Side:
+    def keys(self, k: Tensor) -> FeatureSide:
         """Return the side phi_k of the keys."""
-        return Side(self.maps[-1](k) if self._is_module[1] else k, self.names[1])
+        return FeatureSide(self.maps[-1](k) if self._is_module[1] else k, self.names[1])

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.attention.base.features import Side
+from primal_attention.attention.base.features import FeatureSide
 from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.feature_maps import FIXED_MAPS
@@ -22,7 +22,7 @@ from primal_attention.ops.primal import both_sides, moment
 from primal_attention.precision import accumulate, exact
 
 
-class Moments(NamedTuple):
+class LinearState(NamedTuple):
     """S and z over the tokens so far, in at least float32."""
 
     kv: Tensor  # [B, H, P, C]
@@ -30,7 +30,7 @@ class Moments(NamedTuple):
 
 
 class MomentsAttention(DecodingAttention):
-    """A mechanism whose decode state is :class:`Moments`."""
+    """A mechanism whose decode state is :class:`LinearState`."""
 
     least: ClassVar[float | None] = None  # of the normaliser; None: 0 where it has no digits
 
@@ -39,7 +39,7 @@ class MomentsAttention(DecodingAttention):
     def num_features(self) -> int:
         """P."""
 
-    def sides(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
+    def sides(self, q: Tensor, k: Tensor) -> tuple[FeatureSide, FeatureSide]:
         """Both sides of the kernel, from queries and keys [B, N, H, C]."""
         raise NotImplementedError(type(self).__name__)
 
@@ -48,7 +48,7 @@ class MomentsAttention(DecodingAttention):
         self._check_causal()
         shape = batch_size, self.num_heads, self.num_features, self.head_dim
         kv = accumulate(outputs_of(self.k_proj).new_zeros(shape))
-        return Moments(kv, kv[..., 0])
+        return LinearState(kv, kv[..., 0])
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, mask: Tensor | None
@@ -58,7 +58,12 @@ class MomentsAttention(DecodingAttention):
 
 
 def attend_moments(
-    queries: Side, keys: Side, v: Tensor, source_mask: Tensor | None, *, least: float | None = None
+    queries: FeatureSide,
+    keys: FeatureSide,
+    v: Tensor,
+    source_mask: Tensor | None,
+    *,
+    least: float | None = None,
 ) -> Tensor:
     """Outputs [B, N, H, C] of queries [B, N, H, .] over all real tokens of keys [B, T, H, .].
 
@@ -70,41 +75,41 @@ def attend_moments(
 
 
 def scan_moments(
-    queries: Side,  # [B, N, H, .]
-    keys: Side,
+    queries: FeatureSide,  # [B, N, H, .]
+    keys: FeatureSide,
     v: Tensor,  # [B, N, H, C]
-    before: Moments | None,
+    before: LinearState | None,
     mask: Tensor | None,  # [B, N], True = real token
     steps: Tensor | None = None,  # [B, N, H]: how much time passes at each token
     *,
     causal: bool = True,
     least: float | None = None,
-) -> tuple[Tensor, Moments]:
+) -> tuple[Tensor, LinearState]:
     """Outputs [B, N, H, C] over the tokens up to each, and the moments after the last.
 
     Not causal, time passes in both directions.
     """
     state = None if before is None else torch.cat([before.kv, before.k_sum[..., None]], dim=-1)
     read, state = scan_moment(queries, keys, _with_ones(v), state, mask, steps, future=not causal)
-    return _normalised(read, least).to(v.dtype), Moments(state[..., :-1], state[..., -1])
+    return _normalised(read, least).to(v.dtype), LinearState(state[..., :-1], state[..., -1])
 
 
-def key_moment(keys: Side, values: Tensor, mask: Tensor | None) -> Tensor:
+def key_moment(keys: FeatureSide, values: Tensor, mask: Tensor | None) -> Tensor:
     r"""$\sum_j \phi_k(j) v_j^\top$ [B, H, P, V] over the real tokens of [B, T, H, .]."""
     z, values = _heads_first(keys.z), _heads_first(values)
     return moment(z, values, (keys.feature_map,), _of_rows(mask)).transpose(0, 1)
 
 
 @exact
-def read_moment(total: Tensor, queries: Side) -> Tensor:
+def read_moment(total: Tensor, queries: FeatureSide) -> Tensor:
     r"""$\phi_q(i)^\top S$ [B, N, H, V] of queries [B, N, H, .] and S [B, H, P, V]."""
     phi = FIXED_MAPS[queries.feature_map](accumulate(queries.z.transpose(1, 2)))
     return (phi @ total).transpose(1, 2)
 
 
 def scan_moment(
-    queries: Side,
-    keys: Side,
+    queries: FeatureSide,
+    keys: FeatureSide,
     values: Tensor,
     state: Tensor | None,
     mask: Tensor | None,

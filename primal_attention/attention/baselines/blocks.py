@@ -12,7 +12,7 @@ from torch import Tensor
 from primal_attention.attention.baselines.softmax import dot_product_attention
 
 
-class Source(NamedTuple):
+class KeyBlocks(NamedTuple):
     """The keys and values of each block, and which of them its queries see."""
 
     k: Tensor  # [B, n, m, H, C]
@@ -34,7 +34,7 @@ def into_blocks(x: Tensor, length: int) -> Tensor:
     return _fill_up(x, num_blocks * length - N).reshape(B, num_blocks, length, *rest)
 
 
-def windows(k: Tensor, v: Tensor, real: Tensor, length: int, reach: Reach) -> Source:
+def windows(k: Tensor, v: Tensor, real: Tensor, length: int, reach: Reach) -> KeyBlocks:
     """Return the keys within reach of each query, for blocks of ``length`` queries.
 
     k and v [B, before + N, H, C] and real [B, before + N] begin with the ``before`` tokens that
@@ -47,21 +47,21 @@ def windows(k: Tensor, v: Tensor, real: Tensor, length: int, reach: Reach) -> So
     query = torch.arange(length, device=real.device)[:, None]
     ahead = torch.arange(size, device=real.device) - query  # of the first key within reach
     inside = (ahead >= 0) & (ahead <= reach.before + reach.after)  # [l, m]
-    return Source(k.movedim(-1, 2), v.movedim(-1, 2), real[:, :, None] & inside)
+    return KeyBlocks(k.movedim(-1, 2), v.movedim(-1, 2), real[:, :, None] & inside)
 
 
-def with_common(source: Source, k: Tensor, v: Tensor, seen: Tensor) -> Source:
+def with_common(source: KeyBlocks, k: Tensor, v: Tensor, seen: Tensor) -> KeyBlocks:
     """Append keys and values [B, G, H, C] that all blocks share to the source."""
     n = source.k.shape[1]
     k, v = (z[:, None].expand(-1, n, -1, -1, -1) for z in (k, v))
-    return Source(
+    return KeyBlocks(
         torch.cat([source.k, k], dim=2),
         torch.cat([source.v, v], dim=2),
         torch.cat([source.seen, seen], dim=3),
     )
 
 
-def attend_blocks(q: Tensor, source: Source) -> Tensor:
+def attend_blocks(q: Tensor, source: KeyBlocks) -> Tensor:
     """Outputs [B, n l, H, C] of queries [B, n, l, H, C], through SDPA.
 
     A query that sees no key gets the mean of all values of its block.

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.features import Side
+from primal_attention.attention.base.features import FeatureSide
 from primal_attention.attention.base.linear_core import (
-    Moments,
+    LinearState,
     MomentsAttention,
     attend_moments,
     scan_moments,
@@ -109,7 +109,7 @@ class CosformerAttention(MomentsAttention):
             self._check_length(int(last.max()))
         scale = self._scale(counts, counts)
         phi_q, phi_k = _features(q, counts, scale), _features(k, counts, scale)
-        before = Moments(state.kv, state.k_sum)
+        before = LinearState(state.kv, state.k_sum)
         out, moments = scan_moments(phi_q, phi_k, v, before, mask, least=self.least)
         return out, CosformerState(*moments, last)
 
@@ -125,9 +125,9 @@ class CosformerAttention(MomentsAttention):
             raise ValueError(f"at most max_tokens={self.max_tokens} tokens, got {length}")
 
 
-def _features(z: Tensor, counts: Tensor, scale: Tensor) -> Side:
+def _features(z: Tensor, counts: Tensor, scale: Tensor) -> FeatureSide:
     """Rectified queries or keys times cosine and sine of their angles, [B, N, H, 2C]."""
     z = relu(accumulate(z))
     position = (counts[:, :, None, None] - 1).to(z.dtype)
     angle = math.pi / 2 * position / scale
-    return Side(torch.cat([z * angle.cos(), z * angle.sin()], dim=-1), "identity")
+    return FeatureSide(torch.cat([z * angle.cos(), z * angle.sin()], dim=-1), "identity")

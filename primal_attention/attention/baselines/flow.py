@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.features import Side
+from primal_attention.attention.base.features import FeatureSide
 from primal_attention.attention.base.linear_core import key_moment, read_moment, scan_moment
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.projections import outputs_of
@@ -140,8 +140,8 @@ def _causal_flow(
     return (read * conserved_in.sigmoid()[..., None]).to(v.dtype), after
 
 
-def _plain(phi: Tensor) -> Side:
-    return Side(phi, "identity")
+def _plain(phi: Tensor) -> FeatureSide:
+    return FeatureSide(phi, "identity")
 
 
 def _flow_through(z: Tensor, total: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.features import FeaturePair, Side
+from primal_attention.attention.base.features import FeaturePair, FeatureSide
 from primal_attention.attention.base.linear_core import (
-    Moments,
+    LinearState,
     MomentsAttention,
     attend_moments,
     key_moment,
@@ -23,7 +23,7 @@ from primal_attention.attention.base.linear_core import (
 from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.base.positions import TimedLayer, rms_normed
 from primal_attention.attention.base.qkv import Options
-from primal_attention.attention.svr.scaled_heads import ScaledHeads, Source
+from primal_attention.attention.svr.scaled_heads import KeysAndValues, ScaledHeads
 from primal_attention.feature_maps import FeatureMapSpec
 
 _NO_MATRIX = "linear with decay or score_norm makes its outputs of more than features"
@@ -103,9 +103,9 @@ class LinearAttention(MomentsAttention, TimedLayer):
         """Attend by one sum over all keys, or one for each scale, or the scan if causal."""
         if self.causal:
             return self.extend(q, k, v, None, mask)[0]
-        return self.scaled.each(q, Source(k, v, source_mask), self._attend_to)
+        return self.scaled.each(q, KeysAndValues(k, v, source_mask), self._attend_to)
 
-    def _attend_to(self, q: Tensor, source: Source, heads: list[int]) -> Tensor:
+    def _attend_to(self, q: Tensor, source: KeysAndValues, heads: list[int]) -> Tensor:
         return attend_moments(*self.sides(q, source.k), source.v, source.mask)
 
     def _attended(self, tokens: Tokens, source: Tokens) -> Tensor:
@@ -122,21 +122,21 @@ class LinearAttention(MomentsAttention, TimedLayer):
             )
         return self._scan(tokens, (q, k, v), None)[0]
 
-    def _extended(self, tokens: Tokens, state: Moments) -> tuple[Tensor, Moments]:
+    def _extended(self, tokens: Tokens, state: LinearState) -> tuple[Tensor, LinearState]:
         return self._scan(tokens, self._project(tokens, tokens), state)
 
     def _scan(
-        self, tokens: Tokens, qkv: tuple[Tensor, Tensor, Tensor], state: Moments | None
-    ) -> tuple[Tensor, Moments]:
+        self, tokens: Tokens, qkv: tuple[Tensor, Tensor, Tensor], state: LinearState | None
+    ) -> tuple[Tensor, LinearState]:
         (queries, keys), v, mask = self.sides(*qkv[:2]), qkv[2], tokens.mask
         steps = self.time_steps(*tokens)
         if not self.score_norm:
             return scan_moments(queries, keys, v, state, mask, steps, causal=self.causal)
         before, future = None if state is None else state.kv, not self.causal
         read, kv = scan_moment(queries, keys, v, before, mask, steps, future=future)
-        return self._normed(read, v), Moments(kv, kv.new_zeros(kv.shape[:-1]))
+        return self._normed(read, v), LinearState(kv, kv.new_zeros(kv.shape[:-1]))
 
-    def sides(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
+    def sides(self, q: Tensor, k: Tensor) -> tuple[FeatureSide, FeatureSide]:
         """Both sides, of which the normaliser must not underflow."""
         queries = self.features.queries(q)
         return queries if self.score_norm else in_range(queries), self.features.keys(k)
@@ -145,7 +145,7 @@ class LinearAttention(MomentsAttention, TimedLayer):
         return rms_normed(out, self.score_gain).to(v.dtype)
 
 
-def in_range(queries: Side) -> Side:
+def in_range(queries: FeatureSide) -> FeatureSide:
     """Raise queries where all features of one are exponentials that might underflow.
 
     elu + 1 is exp on the negative side: there a shift of the whole query is a factor of all its

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.features import Side
+from primal_attention.attention.base.features import FeatureSide
 from primal_attention.attention.base.linear_core import (
     MomentsAttention,
     attend_moments,
@@ -108,11 +108,11 @@ class PerformerAttention(MomentsAttention):
         """P."""
         return self.feature_map.feature_dim
 
-    def sides(self, q: Tensor, k: Tensor) -> tuple[Side, Side]:
+    def sides(self, q: Tensor, k: Tensor) -> tuple[FeatureSide, FeatureSide]:
         """Positive random features; the scale of a query cancels."""
         phi_q, phi_k = self.feature_map(q), self.feature_map(k)
         phi_q = phi_q / phi_q.detach().amax(-1, keepdim=True)
-        return Side(phi_q, "identity"), Side(phi_k, "identity")
+        return FeatureSide(phi_q, "identity"), FeatureSide(phi_k, "identity")
 
     @_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
     def _count_pass(self, interval: int) -> None:

@@ -15,8 +15,8 @@ from primal_attention.attention.base.compaction import token_order
 from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.baselines.blocks import (
+    KeyBlocks,
     Reach,
-    Source,
     attend_blocks,
     into_blocks,
     windows,
@@ -105,7 +105,7 @@ class SparseAttention(CachedAttention):
         keys, values, real = state.read(q.dtype)
         place = real.cumsum(1) - 1
         seen = self._sees(place[:, -N:, None], place[:, None]) & real[:, None]  # [B, N, T]
-        source = Source(keys[:, None], values[:, None], seen[:, None])
+        source = KeyBlocks(keys[:, None], values[:, None], seen[:, None])
         return attend_blocks(q[:, None], source), state
 
     def _sees(self, i: Tensor, j: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class SparseAttention(CachedAttention):
         """The block of the query, and the last tokens of the others."""
         k, v, real = (into_blocks(z, self.stride) for z in (k, v, real))
         inside = real[:, :, None].expand(-1, -1, self.stride, -1)
-        own = Source(k, v, inside.tril() if self.causal else inside)
+        own = KeyBlocks(k, v, inside.tril() if self.causal else inside)
         k, v, real = (z[:, :, -self.num_summary :].flatten(1, 2) for z in (k, v, real))
         other = (_distances(own.k) > 0) if self.causal else (_distances(own.k) != 0)
         other = other.repeat_interleave(self.num_summary, dim=1)  # [n, m c]

@@ -17,8 +17,8 @@ from primal_attention.attention.baselines.linear import in_range
 from primal_attention.attention.baselines.softmax import CachedAttention
 from primal_attention.attention.svr.key_norm import KeyNorm, key_moments
 from primal_attention.attention.svr.scaled_heads import (
+    KeysAndValues,
     ScaledHeads,
-    Source,
     TokenPooling,
     attend_normed,
     default_scales,
@@ -87,7 +87,7 @@ class SoftmaxBNAttention(KeyNormedAttention, CachedAttention):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
         """Softmax attention of the normalised queries."""
-        source = Source(k, v, source_mask)
+        source = KeysAndValues(k, v, source_mask)
         return attend_normed(q, source, norm=self.norm, mask=mask, causal=self.causal)
 
 
@@ -148,7 +148,7 @@ class SoftmaxSHAttention(CachedAttention):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
         """Call softmax attention once per scale; the causal form spells its softmax out."""
-        source = Source(k, v, source_mask)
+        source = KeysAndValues(k, v, source_mask)
         if self.causal:
             return self.scaled.attend_causal(q, mask, source, self.norm)
         return self.scaled.each(q, source, partial(attend_normed, norm=self.norm, mask=mask))
@@ -213,9 +213,9 @@ class LinearBNAttention(KeyNormedAttention):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
         """Linear attention of the normalised queries and keys, scale by scale."""
-        return self.scaled.each(q, Source(k, v, source_mask), self._attend_to)
+        return self.scaled.each(q, KeysAndValues(k, v, source_mask), self._attend_to)
 
-    def _attend_to(self, q: Tensor, source: Source, heads: list[int]) -> Tensor:
+    def _attend_to(self, q: Tensor, source: KeysAndValues, heads: list[int]) -> Tensor:
         assert self.norm is not None
         moments = key_moments(source.k, source.mask)
         queries = self.features.queries(self.norm(q, moments, heads, folded=False))

@@ -37,7 +37,7 @@ from primal_attention.attention.svr.key_norm import (
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 
-class Source(NamedTuple):
+class KeysAndValues(NamedTuple):
     """Keys and values, and which of them are real; None where all are."""
 
     k: Tensor  # [B, T, H, C]
@@ -113,7 +113,7 @@ class TokenPooling:
                 f"{expected} keys, got {length}"
             )
 
-    def __call__(self, source: Source, scale: int) -> Source:
+    def __call__(self, source: KeysAndValues, scale: int) -> KeysAndValues:
         """One key and value for each window of ``scale`` tokens; real where any token of it is.
 
         Sequences must have their real tokens at the front. A last window that is not full is
@@ -133,8 +133,8 @@ class TokenPooling:
             for z in (k, v)
         )
         if mask is None or real is None:
-            return Source(k, v, None)
-        return Source(k, v, torch.cat([mask[:, :P], real.any(2)], dim=1))
+            return KeysAndValues(k, v, None)
+        return KeysAndValues(k, v, torch.cat([mask[:, :P], real.any(2)], dim=1))
 
 
 _POOLING = TokenPooling()
@@ -163,7 +163,7 @@ def windows(z: Tensor, grid: tuple[int, int], window: tuple[int, int]) -> Tensor
     return z.reshape(B, y * x, height * width, *rest)
 
 
-Attend = Callable[[Tensor, Source, list[int]], Tensor]
+Attend = Callable[[Tensor, KeysAndValues, list[int]], Tensor]
 """Outputs of queries [B, N, h, C] over their source; the list says which heads these are."""
 
 
@@ -211,7 +211,7 @@ class ScaledHeads:
         ]
         return cls(scales, groups, pooling)
 
-    def each(self, q: Tensor, source: Source, attend: Attend) -> Tensor:
+    def each(self, q: Tensor, source: KeysAndValues, attend: Attend) -> Tensor:
         """Outputs [B, N, H, C], scale by scale; sequences are pooled over their real tokens."""
         self.pooling.check_length(source.k.shape[1])
         if len(self.groups) == 1 and self.groups[0].scale == 1:
@@ -219,18 +219,18 @@ class ScaledHeads:
         packed = source
         if self.pooling.grid is None and source.mask is not None:
             order = token_order(source.k, source.mask)
-            packed = Source(order.pack(source.k), order.pack(source.v), order.real())
+            packed = KeysAndValues(order.pack(source.k), order.pack(source.v), order.real())
         outputs = []
         for group in self.groups:
             whole = source if group.scale == 1 else packed
-            mine = Source(group.of(whole.k), group.of(whole.v), whole.mask)
+            mine = KeysAndValues(group.of(whole.k), group.of(whole.v), whole.mask)
             if group.scale > 1:
                 mine = self.pooling(mine, group.scale)
             outputs.append(attend(group.of(q), mine, group.heads))
         return self._join(outputs)
 
     def attend_causal(
-        self, q: Tensor, mask: Tensor | None, source: Source, norm: KeyNorm | None
+        self, q: Tensor, mask: Tensor | None, source: KeysAndValues, norm: KeyNorm | None
     ) -> Tensor:
         """Outputs [B, N, H, C] of the last N tokens of the source; the mask is theirs.
 
@@ -244,7 +244,7 @@ class ScaledHeads:
         outputs = []
         for group in self.groups:
             if group.scale == 1:
-                mine = Source(group.of(k), group.of(v), source_mask)
+                mine = KeysAndValues(group.of(k), group.of(v), source_mask)
                 outputs.append(
                     attend_normed(group.of(q), mine, group.heads, norm=norm, causal=True)
                 )
@@ -269,7 +269,7 @@ class ScaledHeads:
 
 def attend_normed(
     q: Tensor,
-    source: Source,
+    source: KeysAndValues,
     heads: list[int] | None = None,
     *,
     norm: KeyNorm | None,

@@ -70,7 +70,7 @@ class Sampled(NamedTuple):
 
     x: Tensor  # [B, N, D] with D = H P
     positions: Tensor  # [B, M], of the landmarks; -1 for a row of zeros
-    parameters: collapse.Weights  # [H, M, S], and the parts of the output map
+    parameters: collapse.CollapseWeights  # [H, M, S], and the parts of the output map
     scale: float  # of all landmarks
 
     @property
@@ -133,7 +133,7 @@ def sampled_gradients(
 ) -> dict[str, Tensor]:
     """Compute gradients of w_e, w_r, c_e and c_r; add that of x to the rows of its landmarks."""
     given = given._replace(positions=given.positions.contiguous())
-    sampled = collapse.Weights(*weights, *given.parameters[2:])
+    sampled = collapse.CollapseWeights(*weights, *given.parameters[2:])
     totals, c_parts = collapse.pull_back_sides(sampled, grads, given.scale, given.precision)
     if d_rows is not None:
         _add_rows(given, totals, d_rows)

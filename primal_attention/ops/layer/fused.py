@@ -195,10 +195,10 @@ def _attended(given: LayerInputs, rows: Tensor, a_e: Tensor, a_r: Tensor) -> Att
     return attended(given, q, k, a_e, a_r)
 
 
-def _given_weights(given: LayerInputs) -> collapse.Weights:
+def _given_weights(given: LayerInputs) -> collapse.CollapseWeights:
     assert given.w_e is not None
     assert given.w_r is not None
-    return collapse.Weights(given.w_e, given.w_r, *given.score_maps)
+    return collapse.CollapseWeights(given.w_e, given.w_r, *given.score_maps)
 
 
 def _sampled(given: LayerInputs) -> landmarks.Sampled:

@@ -122,7 +122,7 @@ def forward_dual(given: LayerInputs, rows: Tensor, inverse_n: Tensor) -> tuple[T
         of_r = MomentInputs(q, heads.h_e, mask, map_q)
         fused_moment.add_moments(of_e, e, inverse_n=inverse_n)
         fused_moment.add_moments(of_r, r, inverse_n=inverse_n)
-        a = collapse.collapse(collapse.Weights(e, r, *given.score_maps), precision, of_a)
+        a = collapse.collapse(collapse.CollapseWeights(e, r, *given.score_maps), precision, of_a)
         return *primal.attend(attended(given, *heads[:2], *a), grams=given.grams), e, r, *a
     (c_e, c_r), config = given.score_maps, primal.FORWARD[q.dtype][padded(max(given.sizes))]
     out, shape = q.new_empty((B, N, H, C)), (B, H, P, P) if given.grams else (0,)
@@ -253,7 +253,7 @@ def _weight_gradients(
     given: LayerInputs, kept: Kept, d: LayerGradients, da_e: Tensor | None, da_r: Tensor | None
 ) -> dict[str, Tensor]:
     """Compute gradients of both weights by all of their uses, of c_e and of c_r."""
-    weights = collapse.Weights(kept.e, kept.r, *given.score_maps)
+    weights = collapse.CollapseWeights(kept.e, kept.r, *given.score_maps)
     grads = collapse.WeightGradients(d.e, d.r, da_e, da_r)
     return collapse.collapse_gradients(weights, grads, PRODUCTS[given.x.dtype])
 

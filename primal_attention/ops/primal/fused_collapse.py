@@ -20,7 +20,7 @@ from primal_attention.ops.triton.sums import add_up
 _TILE = 64  # rows of W that one program takes, at most
 
 
-class Weights(NamedTuple):
+class CollapseWeights(NamedTuple):
     """The weights of both sides and their parts of the output map."""
 
     e: Tensor  # [B, H, P, S] or [H, P, S]
@@ -73,7 +73,10 @@ def map_strides(c: Tensor | None) -> tuple[int, ...]:
 
 
 def collapse(
-    weights: Weights, precision: str, of_a: torch.dtype, copies: tuple[Tensor, Tensor] | None = None
+    weights: CollapseWeights,
+    precision: str,
+    of_a: torch.dtype,
+    copies: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute A_e and A_r, empty where not wanted; write float32 copies of the weights."""
     e, r, c_e, c_r = weights
@@ -90,7 +93,7 @@ def collapse(
 
 
 def collapse_gradients(
-    weights: Weights, grads: WeightGradients, precision: str
+    weights: CollapseWeights, grads: WeightGradients, precision: str
 ) -> dict[str, Tensor]:
     """Compute gradients of w_e and w_r by all of their uses, and of c_e and c_r."""
     totals, parts = pull_back_sides(weights, grads, 1.0, precision)
@@ -104,7 +107,7 @@ def named_gradients(weights: list[Tensor], maps: list[Tensor | None]) -> dict[st
 
 
 def pull_back_sides(
-    weights: Weights, grads: WeightGradients, scale: float, precision: str
+    weights: CollapseWeights, grads: WeightGradients, scale: float, precision: str
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Compute gradients of both weights, and parts [parts, C, S] of those of C_e and C_r."""
     e, r, c_e, c_r = weights
@@ -121,7 +124,7 @@ def pull_back_sides(
     return totals, parts
 
 
-def add_up_maps(parts: list[Tensor | None], weights: Weights) -> list[Tensor | None]:
+def add_up_maps(parts: list[Tensor | None], weights: CollapseWeights) -> list[Tensor | None]:
     """Add up the gradients of C_e and C_r."""
     d_maps = [None if c is None else torch.empty_like(c) for c in weights[2:]]
     for part, d_map in zip(parts, d_maps, strict=True):

@@ -14,8 +14,8 @@ from primal_attention.patching.distill.initialising import fit_of
 from primal_attention.patching.distill.matching import OUTPUTS, Pair, Spread, reference_of
 from primal_attention.patching.distill.training import (
     Event,
-    Goal,
     Progress,
+    StageTargets,
     Trainer,
     only_layers_learn,
 )
@@ -163,8 +163,8 @@ class _Transfer:
         trainer = Trainer(self.pair, self.valid, lr, self.progress)
         second = steps // 2 if outputs or len(self.pair.layers) > 1 else 0
         goals = {
-            Goal("layers, teacher's inputs", False, False, eta): steps - second,
-            Goal("layers, own inputs", True, outputs, eta): second,
+            StageTargets("layers, teacher's inputs", False, False, eta): steps - second,
+            StageTargets("layers, own inputs", True, outputs, eta): second,
         }
         for goal, number in goals.items():
             if number:

@@ -34,7 +34,7 @@ class Event(NamedTuple):
 Progress = Callable[[Event], None]
 
 
-class Goal(NamedTuple):
+class StageTargets(NamedTuple):
     """The targets of one stage of training."""
 
     stage: str
@@ -72,7 +72,9 @@ class Trainer:
     lr: float
     progress: Progress
 
-    def run(self, goal: Goal, stream: BatchStream, steps: int, start: Mapping[str, Spread]) -> int:
+    def run(
+        self, goal: StageTargets, stream: BatchStream, steps: int, start: Mapping[str, Spread]
+    ) -> int:
         """Take so many steps, fewer where they do not help; return how many were taken."""
         parameters = [p for layer in self.pair.layers.values() for p in layer.parameters()]
         # A step changes a tensor in proportion to its own size.

@@ -2,7 +2,7 @@
 
 from primal_attention.tasks.lra.listops import ListOpsSettings, make_trees
 from primal_attention.tasks.lra.pathfinder import PATHFINDERS, draw_scene
-from primal_attention.tasks.lra.prepared import PartSizes, Prepared
+from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 from primal_attention.tasks.lra.sets import LRA, LRA_TASKS, find_lra, load_lra, prepare_lra
 from primal_attention.tasks.lra.task import HELD_OUT, LRA_PROTOCOLS, lra_task
 
@@ -14,7 +14,7 @@ __all__ = [
     "PATHFINDERS",
     "ListOpsSettings",
     "PartSizes",
-    "Prepared",
+    "PreparedTask",
     "draw_scene",
     "find_lra",
     "load_lra",

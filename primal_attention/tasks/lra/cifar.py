@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from primal_attention.array_files import open_arrays
 from primal_attention.foreign_files import read_bytes, reading
-from primal_attention.tasks.lra.prepared import PartSizes, Prepared
+from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 
 BINARY, PYTHON, GREY = "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10_grey.npz"
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -48,14 +48,14 @@ _ARRAY: list[Any] = [  # the values of the words that make an array uint8 [int, 
 ]
 
 
-class Pictures(NamedTuple):
+class GreyPictures(NamedTuple):
     """Grey images as rows of pixels, and their classes."""
 
     pixels: NDArray[np.uint8]  # [B, 1024]
     classes: NDArray[np.uint8]  # [B]
 
 
-def read_image(place: Path) -> Prepared:
+def read_image(place: Path) -> PreparedTask:
     """Read the images of any of the three distributions."""
     if place.name == GREY:
         train, test = _read_grey(place)
@@ -67,7 +67,7 @@ def read_image(place: Path) -> Prepared:
     sizes = PartSizes(len(train.pixels) - num_valid, num_valid, len(test.pixels))
     both = _joined([train, test])
     facts = {"read from": place.name}
-    return Prepared("image", sizes, both.pixels, both.classes, facts=facts)
+    return PreparedTask("image", sizes, both.pixels, both.classes, facts=facts)
 
 
 def grey(colour: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -76,12 +76,12 @@ def grey(colour: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).astype(np.uint8)
 
 
-def _joined(parts: list[Pictures]) -> Pictures:
+def _joined(parts: list[GreyPictures]) -> GreyPictures:
     pixels, classes = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return Pictures(pixels, classes)
+    return GreyPictures(pixels, classes)
 
 
-def _read_binary(path: Path) -> Pictures:
+def _read_binary(path: Path) -> GreyPictures:
     """Read a file of 3,073 bytes an image: its class, then its colours."""
     content = np.frombuffer(read_bytes(path, MOST), dtype=np.uint8)
     if not len(content) or len(content) % 3073:
@@ -92,14 +92,14 @@ def _read_binary(path: Path) -> Pictures:
     return _checked(path, grey(rows[:, 1:]), rows[:, 0])
 
 
-def _read_python(path: Path) -> Pictures:
+def _read_python(path: Path) -> GreyPictures:
     """Read a dictionary with ``data`` [B, 3072] and ``labels``."""
     with reading(path, "a batch of CIFAR-10", "get the whole file anew, or cifar-10-binary.tar.gz"):
         data, labels = _read_batch(read_bytes(path, MOST))
         return _checked(path, grey(data), np.array(labels))
 
 
-def _read_grey(path: Path) -> tuple[Pictures, Pictures]:
+def _read_grey(path: Path) -> tuple[GreyPictures, GreyPictures]:
     kind = "a file of grey images with x_train, y_train, x_test and y_test"
     with reading(path, kind, "get the whole file anew"), open_arrays(path) as arrays:
         parts = [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")]
@@ -113,12 +113,12 @@ def _read_grey(path: Path) -> tuple[Pictures, Pictures]:
     return train, test
 
 
-def _checked(path: Path, pixels: NDArray[np.uint8], classes: NDArray[Any]) -> Pictures:
+def _checked(path: Path, pixels: NDArray[np.uint8], classes: NDArray[Any]) -> GreyPictures:
     """Check that there are as many classes as images, from 0 to 9."""
     found = classes.shape == (len(pixels),) and len(pixels) > 0
     if not found or not ((classes >= 0) & (classes < len(CLASSES))).all():
         raise ValueError(f"{path}: expected {len(pixels)} classes from 0 to 9; get the file anew")
-    return Pictures(pixels, classes.astype(np.uint8))
+    return GreyPictures(pixels, classes.astype(np.uint8))
 
 
 def _read_batch(content: bytes) -> tuple[NDArray[np.uint8], list[int]]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from primal_attention.foreign_files import file_size, reading
 from primal_attention.tasks.lra.chunks import InChunks
-from primal_attention.tasks.lra.prepared import PartSizes, Prepared
+from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 
 Ints = NDArray[np.int64]
 
@@ -171,7 +171,9 @@ def _results(args: Ints, first: Ints, num_args: Ints) -> Ints:
     return np.stack([minimum, maximum, (low + high) // 2, np.add.reduceat(args, first) % 10])
 
 
-def generate_listops(in_chunks: InChunks, *, sizes: PartSizes = SIZES, seed: int = 0) -> Prepared:
+def generate_listops(
+    in_chunks: InChunks, *, sizes: PartSizes = SIZES, seed: int = 0
+) -> PreparedTask:
     """Generate different trees.
 
     Args:
@@ -189,7 +191,7 @@ def generate_listops(in_chunks: InChunks, *, sizes: PartSizes = SIZES, seed: int
             break
         num_chunks += 1  # some tree was there already
     facts = {"made by": "generate_listops", "seed": seed, "settings": asdict(settings)}
-    return Prepared("listops", sizes, trees.tokens[:num], trees.values[:num], facts=facts)
+    return PreparedTask("listops", sizes, trees.tokens[:num], trees.values[:num], facts=facts)
 
 
 def _different(chunks: Iterable[Trees]) -> Trees:
@@ -202,12 +204,12 @@ def _different(chunks: Iterable[Trees]) -> Trees:
     return Trees(tokens[first], values[first])
 
 
-def read_listops(folder: Path) -> Prepared:
+def read_listops(folder: Path) -> PreparedTask:
     """Read the trees of the three original files."""
     parts = [_read_tsv(folder / name) for name in FILES]
     tokens, values = (np.concatenate(each) for each in zip(*parts, strict=True))
     sizes = PartSizes(*(len(part.values) for part in parts))
-    return Prepared("listops", sizes, tokens, values, facts={"read from": list(FILES)})
+    return PreparedTask("listops", sizes, tokens, values, facts={"read from": list(FILES)})
 
 
 def _read_tsv(path: Path) -> Trees:

@@ -19,7 +19,7 @@ from primal_attention.extras import needing
 from primal_attention.foreign_files import read_bytes, reading, reason
 from primal_attention.tasks.lra.chunks import Arrays, InChunks
 from primal_attention.tasks.lra.pathfinder import PATHFINDERS, PathfinderSettings, draw_images
-from primal_attention.tasks.lra.prepared import PartSizes, Prepared
+from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 
 SIZES = PartSizes(160_000, 20_000, 20_000)
 CHUNK = 500
@@ -28,7 +28,7 @@ MOST = 2**24  # bytes of an image or of a list of a thousand
 
 def generate_pathfinder(
     name: str, in_chunks: InChunks, *, sizes: PartSizes = SIZES, seed: int = 0
-) -> Prepared:
+) -> PreparedTask:
     """Generate images of ``PATHFINDERS[name]``.
 
     Args:
@@ -48,7 +48,7 @@ def generate_pathfinder(
         length = here.stop - here.start
         tokens[here], labels[here] = some_tokens[:length], some_labels[:length]
     facts = {"made by": "generate_pathfinder", "seed": seed, "settings": asdict(settings)}
-    return Prepared(name, sizes, tokens, labels, facts=facts)
+    return PreparedTask(name, sizes, tokens, labels, facts=facts)
 
 
 def _chunk(settings: PathfinderSettings, seed: int, size: int, index: int) -> Arrays:
@@ -63,7 +63,7 @@ def released_folder(name: str) -> str:
     return f"pathfinder{settings.size}/{level}"
 
 
-def read_pathfinder(name: str, folder: Path, *, seed: int = 0) -> Prepared:
+def read_pathfinder(name: str, folder: Path, *, seed: int = 0) -> PreparedTask:
     """Read the images of a folder of the release, shuffled, in parts of 80, 10 and 10 %.
 
     Args:
@@ -87,7 +87,7 @@ def read_pathfinder(name: str, folder: Path, *, seed: int = 0) -> Prepared:
     sizes = PartSizes(train, upto - train, len(labels) - upto)
     facts = {"read from": released_folder(name), "seed of the order": seed}
     targets = np.array(labels, dtype=np.uint8)[order]
-    return Prepared(name, sizes, np.stack(images)[order], targets, facts=facts)
+    return PreparedTask(name, sizes, np.stack(images)[order], targets, facts=facts)
 
 
 def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, bytes, int]]:

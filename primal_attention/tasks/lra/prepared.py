@@ -19,7 +19,7 @@ class PartSizes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedTask:
     """A task as tokens.
 
     Letters: R sequences, N tokens, B cases.

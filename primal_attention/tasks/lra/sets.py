@@ -22,7 +22,7 @@ from primal_attention.tasks import reviews
 from primal_attention.tasks.lra import cifar, listops, pathfinder_files, texts
 from primal_attention.tasks.lra.chunks import Progress, made_in_chunks, no_progress
 from primal_attention.tasks.lra.pathfinder import PATHFINDERS
-from primal_attention.tasks.lra.prepared import PartSizes, Prepared
+from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 from primal_attention.tasks.prepared import PreparedSets, check_sha256
 
 RELEASE = "the archive lra_release.gz of github.com/google-research/long-range-arena"
@@ -30,19 +30,19 @@ CIFAR = "cifar-10-binary.tar.gz or cifar-10-python.tar.gz from www.cs.toronto.ed
 
 
 @dataclass(frozen=True)
-class Source:
+class CaseSource:
     """How to come by the cases of a task."""
 
     places: tuple[str, ...]  # in the folder: the distribution, by the names it may have
     probe: str  # what is in it, to know it by
     origin: str  # where to get it
-    read: Callable[..., Prepared]  # of its place, and of a seed where it draws
-    generate: Callable[..., Prepared] | None = None
+    read: Callable[..., PreparedTask]  # of its place, and of a seed where it draws
+    generate: Callable[..., PreparedTask] | None = None
     draws: bool = False  # whether reading draws at random
 
 
-def _pathfinder(name: str) -> Source:
-    return Source(
+def _pathfinder(name: str) -> CaseSource:
+    return CaseSource(
         (pathfinder_files.released_folder(name),),
         "metadata",
         RELEASE,
@@ -54,26 +54,26 @@ def _pathfinder(name: str) -> Source:
 
 _PICTURES = (cifar.BINARY, cifar.PYTHON, cifar.GREY, f"cifar10/{cifar.GREY}")
 _REVIEWS = (reviews.FOLDER, ".")
-SOURCES: dict[str, Source] = {
-    "listops": Source(
+SOURCES: dict[str, CaseSource] = {
+    "listops": CaseSource(
         ("listops-1000", "."),
         listops.FILES[0],
         RELEASE,
         listops.read_listops,
         listops.generate_listops,
     ),
-    "text": Source(_REVIEWS, "train/pos", reviews.ORIGIN, texts.read_text),
-    "retrieval": Source(("tsv_data", "."), texts.PAIR_FILES[0], RELEASE, texts.read_retrieval),
-    "retrieval-imdb": Source(
+    "text": CaseSource(_REVIEWS, "train/pos", reviews.ORIGIN, texts.read_text),
+    "retrieval": CaseSource(("tsv_data", "."), texts.PAIR_FILES[0], RELEASE, texts.read_retrieval),
+    "retrieval-imdb": CaseSource(
         _REVIEWS, reviews.FILMS, reviews.ORIGIN, texts.read_retrieval_imdb, draws=True
     ),
-    "image": Source(_PICTURES, "", CIFAR, cifar.read_image),
+    "image": CaseSource(_PICTURES, "", CIFAR, cifar.read_image),
     **{name: _pathfinder(name) for name in PATHFINDERS},
 }
 LRA_TASKS = tuple(SOURCES)
 
 
-class Arena(PreparedSets[Prepared]):
+class Arena(PreparedSets[PreparedTask]):
     """The tasks of the arena; tokens stay in a prepared file until they are needed."""
 
     domain, format = "lra", "primal-attention lra, version 1"
@@ -133,17 +133,17 @@ class Arena(PreparedSets[Prepared]):
         places = [root / place for root in roots for place in source.places]
         return next((place for place in places if (place / source.probe).exists()), None)
 
-    def _read_files(self, name: str, place: Path) -> Prepared:
+    def _read_files(self, name: str, place: Path) -> PreparedTask:
         return SOURCES[name].read(place)
 
-    def write(self, path: Path, found: Prepared) -> None:
+    def write(self, path: Path, found: PreparedTask) -> None:
         """Write a prepared file, which is there whole or not at all."""
         write_arrays(path, self._pack(found))
 
     def _format_of(self, arrays: ArrayFile) -> Any:
         return json.loads(arrays.text("about")).get("format")
 
-    def _pack(self, found: Prepared) -> dict[str, Any]:
+    def _pack(self, found: PreparedTask) -> dict[str, Any]:
         about = {
             "format": self.format,
             "task": found.task,
@@ -156,9 +156,9 @@ class Arena(PreparedSets[Prepared]):
         pairs = {} if found.pairs is None else {"pairs": found.pairs}
         return {"about": np.array(json.dumps(about)), **arrays, **pairs}
 
-    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> Prepared:
+    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> PreparedTask:
         about = json.loads(arrays.text("about"))
-        found = Prepared(
+        found = PreparedTask(
             about["task"],
             PartSizes(*about["sizes"]),
             arrays.mapped("tokens"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from primal_attention.foreign_files import reading
 from primal_attention.tasks.lra.cifar import CLASSES
 from primal_attention.tasks.lra.pathfinder import PATHFINDERS
-from primal_attention.tasks.lra.prepared import Prepared
+from primal_attention.tasks.lra.prepared import PreparedTask
 from primal_attention.tasks.lra.sets import find_lra, load_lra
 from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.task import CLASSIFICATION, Cases, Sizes, Task
@@ -100,7 +100,7 @@ def lra_task(
     )
 
 
-def _check_symbols(prepared: Prepared, num_classes: int, vocab_size: int) -> None:
+def _check_symbols(prepared: PreparedTask, num_classes: int, vocab_size: int) -> None:
     """Raise where a token or target is none of the task's, or train or test is empty."""
     if not (prepared.sizes.train and prepared.sizes.test and prepared.tokens.shape[1]):
         raise ValueError(f"its parts have {list(prepared.sizes)} cases")
@@ -111,7 +111,7 @@ def _check_symbols(prepared: Prepared, num_classes: int, vocab_size: int) -> Non
         raise ValueError(f"its tokens go up to {found}, there are {vocab_size} symbols")
 
 
-def _cases(prepared: Prepared, indices: NDArray[np.int64], rules: LraProtocol) -> Cases:
+def _cases(prepared: PreparedTask, indices: NDArray[np.int64], rules: LraProtocol) -> Cases:
     target = torch.from_numpy(prepared.targets[indices].astype(np.int64))
     has_mask = rules.zero_is_padding or prepared.task not in IMAGES
     if prepared.pairs is None:
@@ -125,7 +125,7 @@ def _cases(prepared: Prepared, indices: NDArray[np.int64], rules: LraProtocol) -
 
 
 def _sequence(
-    prepared: Prepared, rows: NDArray[np.integer], name: str, mask: str, has_mask: bool
+    prepared: PreparedTask, rows: NDArray[np.integer], name: str, mask: str, has_mask: bool
 ) -> dict[str, Tensor]:
     chosen: slice | NDArray[np.integer] = rows
     if len(rows) and (np.diff(rows) == 1).all():  # a slice copies nothing of a mapped file

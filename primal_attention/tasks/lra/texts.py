@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.foreign_files import file_size, reading
-from primal_attention.tasks.lra.prepared import PartSizes, Prepared
+from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 from primal_attention.tasks.reviews import Filmed, filmed_reviews, reviews
 
 NUM_TOKENS = 4096
@@ -42,17 +42,17 @@ def byte_tokens(texts: Sequence[bytes]) -> NDArray[np.uint8]:
     return tokens
 
 
-def read_text(folder: Path) -> Prepared:
+def read_text(folder: Path) -> PreparedTask:
     """Read the sentiment of reviews; the official parts, none to validate on."""
     train, test = (list(reviews(folder, part)) for part in ("train", "test"))
     both = train + test
     tokens = byte_tokens([review.text for review in both])
     targets = np.array([review.label for review in both], dtype=np.uint8)
     sizes = PartSizes(len(train), 0, len(test))
-    return Prepared("text", sizes, tokens, targets, facts={"read from": "aclImdb"})
+    return PreparedTask("text", sizes, tokens, targets, facts={"read from": "aclImdb"})
 
 
-def read_retrieval(folder: Path) -> Prepared:
+def read_retrieval(folder: Path) -> PreparedTask:
     """Read the pairs of the three original files; each text is kept once."""
     rows: dict[bytes, int] = {}
     pairs: list[tuple[int, int]] = []
@@ -69,7 +69,7 @@ def read_retrieval(folder: Path) -> Prepared:
                 raise ValueError("it has no pair")
             ends.append(len(labels))
     train, valid, test = np.diff([0, *ends]).tolist()
-    return Prepared(
+    return PreparedTask(
         "retrieval",
         PartSizes(train, valid, test),
         byte_tokens(list(rows)),
@@ -96,7 +96,9 @@ def _rows(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
             yield _LABELS[columns[0]], one, other
 
 
-def read_retrieval_imdb(folder: Path, *, sizes: PartSizes = FILM_PAIRS, seed: int = 0) -> Prepared:
+def read_retrieval_imdb(
+    folder: Path, *, sizes: PartSizes = FILM_PAIRS, seed: int = 0
+) -> PreparedTask:
     """Draw balanced pairs of reviews; no film is in two parts, no text there twice.
 
     Args:
@@ -117,7 +119,7 @@ def read_retrieval_imdb(folder: Path, *, sizes: PartSizes = FILM_PAIRS, seed: in
     pairs = np.concatenate([each + row for (each, _), row in zip(drawn, first_rows, strict=True)])
     used, pairs = np.unique(pairs, return_inverse=True)
     texts = [review.text for part in parts for review in part]
-    return Prepared(
+    return PreparedTask(
         "retrieval-imdb",
         sizes,
         byte_tokens([texts[row] for row in used]),

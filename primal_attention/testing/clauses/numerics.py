@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_attention.testing.calls import Run, forward_backward
+from primal_attention.testing.calls import PassResult, forward_backward
 from primal_attention.testing.findings import Findings, magnitude
 from primal_attention.testing.subject import Subject
 from primal_attention.testing.tokens import prefix_mask, real_only
@@ -80,11 +80,11 @@ def _observe_cases(findings: Findings, subject: Subject, layer: nn.Module, label
             findings.at_most(f"gradients of {case.label} in {label}", growth, _GRADIENT_GROWTH)
 
 
-def _values(run: Run) -> list[Tensor]:
+def _values(run: PassResult) -> list[Tensor]:
     return [run.output, run.d_input, *run.d_parameters.values()]
 
 
-def _largest_gradient(run: Run) -> float:
+def _largest_gradient(run: PassResult) -> float:
     return max(map(magnitude, [run.d_input, *run.d_parameters.values()]))
 
 
@@ -117,6 +117,6 @@ def _relative_norm(got: Tensor, want: Tensor) -> float:
     return float((got - want).norm() / want.norm().clamp(min=1e-6))
 
 
-def _joined(run: Run) -> Tensor:
+def _joined(run: PassResult) -> Tensor:
     """All parameter gradients in one vector: some are rounding noise by themselves."""
     return torch.cat([gradient.flatten() for gradient in run.d_parameters.values()])

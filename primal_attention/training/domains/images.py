@@ -22,7 +22,7 @@ RATE, PER = 5e-4, 512  # the learning rate of a batch of so many pictures
 WARMUP = 5  # epochs
 
 
-class Schedule(NamedTuple):
+class ImageSetup(NamedTuple):
     """The network of a set and how long it is trained."""
 
     image_size: int
@@ -32,10 +32,10 @@ class Schedule(NamedTuple):
     epochs: int
 
 
-DEIT_S = Schedule(224, 16, 384, 1024, 300)  # the paper's, and that of any other set
+DEIT_S = ImageSetup(224, 16, 384, 1024, 300)  # the paper's, and that of any other set
 #   Ours, set before any run: the paper has no model of these sets, of pictures of 64 pixels.
-TINY = Schedule(64, 8, 192, 512, 100)
-SCHEDULES: dict[str, Schedule] = {"tiny-imagenet-100": TINY, "tiny-imagenet-200": TINY}
+TINY = ImageSetup(64, 8, 192, 512, 100)
+SCHEDULES: dict[str, ImageSetup] = {"tiny-imagenet-100": TINY, "tiny-imagenet-200": TINY}
 
 
 def images_paper(name: str, model: str, seed: int = 0) -> Recipe:

@@ -21,7 +21,7 @@ NUM_DIRECTIONS, ETA = 30, 0.1
 WARMUP = 6_000 / 150_000  # the part of all steps in which the learning rate rises
 
 
-class Schedule(NamedTuple):
+class TextSchedule(NamedTuple):
     """Length of training on a text, and dropout of its models."""
 
     steps: int
@@ -29,11 +29,11 @@ class Schedule(NamedTuple):
     dropout: float
 
 
-SCHEDULES: dict[str, Schedule] = {
+SCHEDULES: dict[str, TextSchedule] = {
     #   Ours, set before any run: the paper has no model of this text, a fiftieth of the other.
-    "wikitext-2": Schedule(3_200, 160, 0.3),
-    "wikitext-103": Schedule(150_000, 3_000, 0.1),
-    "imdb": Schedule(3_200, 160, 0.3),  # ours too; ten times over the training part
+    "wikitext-2": TextSchedule(3_200, 160, 0.3),
+    "wikitext-103": TextSchedule(150_000, 3_000, 0.1),
+    "imdb": TextSchedule(3_200, 160, 0.3),  # ours too; ten times over the training part
 }
 
 

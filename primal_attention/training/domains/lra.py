@@ -21,7 +21,7 @@ from primal_attention.training.domains.domain import Domain
 from primal_attention.training.recipe import Recipe, nearest
 
 
-class Schedule(NamedTuple):
+class LraSchedule(NamedTuple):
     """Length of training and batch size of a task, from the authors' scripts."""
 
     steps: int
@@ -30,12 +30,12 @@ class Schedule(NamedTuple):
     eval_every: int
 
 
-SCHEDULES: dict[str, Schedule] = {
-    "listops": Schedule(5_000, 32, 1_000, 50),
-    "text": Schedule(20_000, 32, 8_000, 500),
-    "retrieval": Schedule(30_000, 32, 800, 300),
-    "image": Schedule(35_000, 256, 175, 175),
-    "pathfinder": Schedule(62_400, 256, 312, 312),
+SCHEDULES: dict[str, LraSchedule] = {
+    "listops": LraSchedule(5_000, 32, 1_000, 50),
+    "text": LraSchedule(20_000, 32, 8_000, 500),
+    "retrieval": LraSchedule(30_000, 32, 800, 300),
+    "image": LraSchedule(35_000, 256, 175, 175),
+    "pathfinder": LraSchedule(62_400, 256, 312, 312),
 }
 RELEASED: dict[str, dict[str, Directions]] = {
     "primalformer": {

@@ -18,7 +18,7 @@ from primal_attention.attention.svr.mechanisms import (
     SoftmaxSHAttention,
 )
 from primal_attention.attention.svr.scaled_heads import (
-    Source,
+    KeysAndValues,
     TokenPooling,
     default_scales,
     window_shape,
@@ -128,10 +128,10 @@ def test_scales_of_one_change_nothing(kind, plain, mask, causal):
 def test_pooling_the_input_equals_pooling_the_keys(pool):
     layer, x = build(), randn(B, N, D)
     pooling = TokenPooling(pool)
-    tokens = pooling(Source(x[:, :, None], x[:, :, None], None), 4).k[:, :, 0]
+    tokens = pooling(KeysAndValues(x[:, :, None], x[:, :, None], None), 4).k[:, :, 0]
     for projection in (layer.k_proj, layer.v_proj):
         projected = projection(x)[:, :, None]
-        after = pooling(Source(projected, projected, None), 4).k[:, :, 0]
+        after = pooling(KeysAndValues(projected, projected, None), 4).k[:, :, 0]
         assert_close(projection(tokens), after, 1e-14)
 
 
@@ -162,7 +162,7 @@ def test_windows_are_as_square_as_they_can_be():
 def test_images_are_pooled_in_two_dimensions(grid, pool):
     rows, columns = grid
     tokens = randn(B, 1 + rows * columns, H, C)
-    pooled = TokenPooling(pool, grid, 1)(Source(tokens, tokens, None), 8)
+    pooled = TokenPooling(pool, grid, 1)(KeysAndValues(tokens, tokens, None), 8)
     image = tokens[:, 1:].flatten(2).mT.unflatten(-1, grid)
     average = partial(F.avg_pool2d, count_include_pad=False)
     pool_2d = average if pool == "average" else F.max_pool2d
@@ -186,7 +186,7 @@ def test_masked_patches_of_an_image_do_not_exist(kind, pool):
     other = torch.where(mask[..., None], x, math.nan)
     assert torch.equal(layer(other, token_mask=mask), got)
     assert_close(layer(x, token_mask=torch.ones_like(mask)), layer(x), 1e-12)
-    pooled = layer.scaled.pooling(Source(x[:, :, None], x[:, :, None], mask), 4)
+    pooled = layer.scaled.pooling(KeysAndValues(x[:, :, None], x[:, :, None], mask), 4)
     assert pooled.mask.shape == (B, 1 + 6) and not pooled.mask[:, 1].any()
     if pool == "average":
         window = torch.tensor([3, 4, 9, 10])

@@ -3,13 +3,13 @@ import zipfile
 import numpy as np
 import pytest
 
-from primal_attention.tasks.lra import LRA, PartSizes, Prepared
+from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
 
 
 @pytest.fixture
 def prepared():
     rng = np.random.default_rng(0)
-    return Prepared(
+    return PreparedTask(
         "retrieval",
         PartSizes(3, 2, 2),
         rng.integers(256, size=(5, 13), dtype=np.uint8),
@@ -68,13 +68,13 @@ def test_the_file_of_another_task_is_seen(path):
 def test_arrays_must_fit():
     tokens, targets = np.zeros((3, 5), np.uint8), np.zeros(3, np.uint8)
     with pytest.raises(ValueError, match="targets must be 4"):
-        Prepared("text", PartSizes(2, 1, 1), tokens, targets)
+        PreparedTask("text", PartSizes(2, 1, 1), tokens, targets)
     with pytest.raises(ValueError, match="tokens must be uint8"):
-        Prepared("text", PartSizes(1, 1, 1), tokens.astype(int), targets)
+        PreparedTask("text", PartSizes(1, 1, 1), tokens.astype(int), targets)
     with pytest.raises(ValueError, match="3 sequences for 2 cases"):
-        Prepared("text", PartSizes(1, 1, 0), tokens, targets[:2])
+        PreparedTask("text", PartSizes(1, 1, 0), tokens, targets[:2])
     with pytest.raises(ValueError, match="pairs must be"):
-        Prepared("text", PartSizes(1, 1, 1), tokens, targets, np.zeros((2, 2), np.int32))
+        PreparedTask("text", PartSizes(1, 1, 1), tokens, targets, np.zeros((2, 2), np.int32))
 
 
 def test_the_members_are_plain_arrays(path):

@@ -4,7 +4,7 @@ import torch
 
 from primal_attention.models import Embedding
 from primal_attention.tasks import LRA_PROTOCOLS, LRA_TASKS, find_lra, lra_task, prepare_lra
-from primal_attention.tasks.lra import LRA, PartSizes, Prepared
+from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
 
 from .toy_files import colours, write_aan, write_cifar_binary, write_imdb, write_listops
 
@@ -27,7 +27,9 @@ def folder(tmp_path):
     write_cifar_binary(root / "cifar-10-batches-bin", colours(4))
     images = np.zeros((10, 1024), np.uint8)
     images[:, 3] = 7
-    prepared = Prepared("pathfinder", PartSizes(8, 1, 1), images, np.arange(10, dtype=np.uint8) % 2)
+    prepared = PreparedTask(
+        "pathfinder", PartSizes(8, 1, 1), images, np.arange(10, dtype=np.uint8) % 2
+    )
     LRA.write(root / "pathfinder.npz", prepared)
     return root
 
