@@ -41,7 +41,7 @@ LARGE = {
 
 
 class Backward(NamedTuple):
-    """What a backward pass is given beside the inputs."""
+    """Arguments of a backward pass beside the inputs."""
 
     kept: Sequence[Tensor]  # outputs of the forward pass
     grads: Sequence[Tensor | None]  # of the outputs that have one

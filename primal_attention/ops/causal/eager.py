@@ -41,7 +41,7 @@ BLOCK = 64  # tokens
 
 
 class Scanned(NamedTuple):
-    """What the tokens read and the sums after the last one, in the accumulation dtype."""
+    """Reads of all tokens and the sums after the last one, in the accumulation dtype."""
 
     out: Tensor  # [sides, H, B, N, V]
     state: Tensor  # [sides, H, B, P, V]: of two sides sums of phi_q u^T and phi_k v^T
@@ -81,7 +81,7 @@ def scan(
     future: bool = False,  # whether later tokens are read too, which takes steps and no state
     grams: bool = False,
 ) -> Scanned:
-    """Each token reads the sums over those up to it; padded ones read zero and store nothing.
+    """Read at each token the sums up to it; padded tokens read zero and store nothing.
 
     No time passes at padded tokens.
     """
@@ -160,7 +160,7 @@ def _scan(
 def _scan_later(
     maps: Maps, state: Tensors, rows: Tensors, shared: Tensors
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """What the tokens of a chunk read of later chunks, whose sums are as of its last token."""
+    """Read the sums of later chunks, which are decayed to the last token of this one."""
     z, values, mask, steps = rows
     phi, values = features(z, maps, mask), zeroed(accumulate(values), mask)
     times = zeroed(accumulate(steps), mask).cumsum(-2)  # since the last chunk
@@ -181,7 +181,7 @@ def read_and_store(
     *,
     future: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The scan of features, and the sums after the last token."""
+    """Scan features; return the reads and the sums after the last token."""
     N = phi.shape[-2]
     if not is_exporting() and N == 1 and not future:  # the token after a state
         after = _stores(phi, values).mT @ values
@@ -241,7 +241,7 @@ def _over_blocks(decay: Tensor, sums: Tensor) -> Tensor:
 
 
 def _read_inside(phi: Tensor, values: Tensor, times: Tensor | None, future: bool) -> Tensor:
-    """What the tokens of a block read of each other, by its dense kernel matrix [..., n, n]."""
+    """Let the tokens of a block read each other by its dense kernel matrix [..., n, n]."""
     kernel = phi[0] @ phi[1].mT
     if times is not None:
         lag = times[..., None, :] - times[..., :, None]
@@ -284,7 +284,7 @@ def _in_blocks(rows: Tensor) -> Tensor:
 
 
 def token_counts(z: Tensor, token_mask: Tensor | None, before: Tensor | None) -> Tensor:
-    """How many real tokens of z [B, N, ...] each position has seen, itself included, [B, N]."""
+    """Count the real tokens of z [B, N, ...] up to each position, itself included, [B, N]."""
     if token_mask is None:
         counts = torch.arange(1, z.shape[1] + 1, device=z.device).expand(z.shape[:2])
     else:

@@ -25,16 +25,16 @@ class RunningMeanOp(FusedOp):
     num_outputs = first_kept = 2
 
     def supports(self, given: MeanInputs) -> bool:
-        """Whether the walk is made for this dtype and head dim."""
+        """Return whether the walk supports this dtype and head dim."""
         return given.z.dtype in PRECISION and padded(given.z.shape[-1]) in fused_mean.CONFIGS
 
     def empty(self, given: MeanInputs) -> Sequence[Tensor]:
-        """The means, and the sum after the last token."""
+        """Allocate the means, and the sum after the last token."""
         z, (B, _, H, C) = given.z, given.z.shape
         return z.new_empty(z.shape), z.new_empty((B, H, C), dtype=torch.float32)
 
     def forward(self, given: MeanInputs, *, keep: bool) -> Sequence[Tensor]:
-        """The same, written."""
+        """Return the means, and the sum after the last token."""
         return fused_mean.means(*given)
 
     def backward(self, given: MeanInputs, call: Backward) -> dict[str, Tensor]:
@@ -45,12 +45,12 @@ class RunningMeanOp(FusedOp):
         return {"z": dz, "before": d_before}
 
     def eager(self, given: MeanInputs) -> Sequence[Tensor]:
-        """The means and the sum, in plain PyTorch."""
+        """Compute the means and the sum in plain PyTorch."""
         return mean_eager(given)
 
 
 class ScanOp(FusedOp):
-    """What each token reads of the sums over those up to it, or over all."""
+    """Scan of sums: each token reads the sums over the tokens up to it, or over all."""
 
     name = "scan"
     inputs = ScanInputs
@@ -66,13 +66,13 @@ class ScanOp(FusedOp):
         return fused_scan.is_scannable(given.z, given.values)
 
     def empty(self, given: ScanInputs) -> Sequence[Tensor]:
-        """Return what each token reads, the sums after the last one, and those of the blocks."""
+        """Allocate the reads of the tokens, the sums after the last one, and sums of the blocks."""
         (_, B, N, H, P), (sides, V) = given.z.shape, given.values.shape[2::2]
         out, after = float32(given.z, B, N, H, sides, V), float32(given.z, B, H, sides, P, V)
         return [out, after, *fused_scan.kept_sums(given)]
 
     def forward(self, given: ScanInputs, *, keep: bool) -> Sequence[Tensor]:
-        """Return the same, written."""
+        """Return the reads of the tokens, the sums after the last one, and sums of the blocks."""
         return fused_scan.scan_forward(given)
 
     def backward(self, given: ScanInputs, call: Backward) -> dict[str, Tensor]:

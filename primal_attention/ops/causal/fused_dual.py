@@ -98,18 +98,18 @@ class DualGradients(NamedTuple):
 
 
 def key_of(dtype: torch.dtype, *widths: int) -> tuple[int, str]:
-    """The same by the dtype of the queries, and P, S and V."""
+    """Return the key of the tables of sizes by the dtype of the queries, and P, S and V."""
     return max(padded(max(widths)), 32), PRECISION.get(dtype, "")
 
 
 def score_stages(where: tuple[int, str], directions: int) -> int:
-    """Of the programs for scores, which keep less: few directions leave room for a stage more."""
+    """Return the stages of programs for scores: few directions leave room for one more."""
     more = where == (64, "bf16") and directions <= 32
     return BACKWARD[where].num_stages + more
 
 
 def takes_sizes(dtype: torch.dtype, P: int, S: int, V: int, map_q: str, map_k: str) -> bool:
-    """Whether it is for this dtype of the queries, these widths and these maps.
+    """Return whether the walks support this dtype of the queries, these widths and these maps.
 
     The assembler of Triton 3.6 compiles the walks wrongly for heads in bfloat16 of more than 32 and
     less than 64 columns, and of 64 with some maps or with directions that are not aligned: products
@@ -233,9 +233,9 @@ def _summed(
     layout: tuple[int, int, int, int],
     sizes: dict[str, Any],
 ) -> Side:
-    """What each segment adds to the sum of a side, and to its Gram matrix where that is wanted.
+    """Sum each segment of a side, and its Gram matrix where that is wanted.
 
-    One alone adds its sum while it is walked over, and its Gram matrix is that of all tokens.
+    A single segment is summed while it is walked over; its Gram matrix is that of all tokens.
     """
     (_, H, number, _), alone = layout, layout[2] == 1
     room = len(z), number, H, sizes["P"]
@@ -249,7 +249,7 @@ def _summed(
 
 
 def is_whole(N: int, segments: Segments, config: Config, *maps: str) -> bool:
-    """Whether all blocks are, and the walks are made for that.
+    """Return whether all blocks are full and the walks for these maps need no condition.
 
     Features of other maps are made in registers. With no condition to hold them back, the compiler
     would load nothing ahead, and the assembler of Triton 3.6 has products read anywhere.
@@ -273,7 +273,7 @@ def _map_strides(c: Tensor | None) -> tuple[int, ...]:
 
 
 class Side(NamedTuple):
-    """What is known of a side: where its sum starts, and what each segment adds to it."""
+    """Sums of a side: where they start, and the part of each segment."""
 
     start: Tensor | None  # [B, H, P, S]
     moments: Tensor | None  # [B, segments, H, P, S]
@@ -284,10 +284,10 @@ class Side(NamedTuple):
 def running(
     *sides: Side, number: int, backward: bool, inverse_n: Tensor | None = None
 ) -> list[Tensor | None]:
-    """For each of two sides, [B, segments, H, P, S]: its start, and all segments before each.
+    """Add up for each side its start and all segments before each, [B, segments, H, P, S].
 
-    With backward, all segments behind each; the start counts inverse_n times, [B]. None where that
-    is zero; for one segment the start itself, [B, H, P, S].
+    With backward, add up all segments behind each; the start counts inverse_n times, [B]. None
+    where that is zero; for one segment the start itself, [B, H, P, S].
     """
     if number == 1:
         return [None if side.start is None else side.start.contiguous() for side in sides]

@@ -54,7 +54,7 @@ def _places(row, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def load_segment_rows(segment, row, keep, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """The tokens of a segment from a row on in the tensor's dtype, zero where keep is False."""
+    """Load tokens of a segment from a row on in the tensor's dtype, zero where keep is False."""
     tensor, stride = segment
     return tl.load(tensor + _places(row, stride, BLOCK, WIDTH), mask=keep, other=0.0)
 
@@ -72,7 +72,7 @@ def rows_of(
     segment, row, real,
     C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The tokens of a block as operands of a product, zero where they are not real."""
+    """Load the tokens of a block as operands of a product, zero where they are not real."""
     keep = columns_of(real, C, WIDTH)
     return lowered(load_segment_rows(segment, row, keep, BLOCK, WIDTH), PRECISION)
 
@@ -104,7 +104,7 @@ def map_of(
     S: tl.constexpr, V: tl.constexpr, WIDTH_S: tl.constexpr, WIDTH_V: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The map [S, V] of a side as an operand; zeros where the side is not output."""
+    """Load the map [S, V] of a side as an operand; zeros where the side is not output."""
     c, strides = side_map
     matrix = tl.zeros([WIDTH_S, WIDTH_V], tl.float32)
     if c is not None:
@@ -128,7 +128,7 @@ def state_of(
     states, number,
     P: tl.constexpr, S: tl.constexpr, WIDTH_P: tl.constexpr, WIDTH_S: tl.constexpr,
 ):  # fmt: skip
-    """One of the contiguous matrices [., P, S] as it was kept."""
+    """Load one of the contiguous matrices [., P, S] as it was kept."""
     p, s = tl.arange(0, WIDTH_P), tl.arange(0, WIDTH_S)
     places = states + tl.cast(number, tl.int64) * (P * S) + (p[:, None] * S + s[None, :])
     return tl.load(places, mask=(p < P)[:, None] & (s < S)[None, :], other=0.0)
@@ -163,7 +163,7 @@ def both_ways(d_gram, number, P: tl.constexpr, WIDTH: tl.constexpr, PRECISION: t
 
 @triton.jit
 def read_from(base, far, far_factor, far_rows, far_side, PRECISION: tl.constexpr):
-    """What the near side reads of the far one [n, S], but for the factors of its own features."""
+    """Read the far side for the near one, [n, S], without the factors of the near features."""
     kernel_matrix = times(base, tl.trans(far), PRECISION) * far_factor[None, :]
     read = times(base, far_side, PRECISION)
     return lowered_product(past(kernel_matrix), far_rows, read, PRECISION)
@@ -176,7 +176,7 @@ def segment_sums(
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, FEATURE_MAP: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """What each segment adds to the sum of phi h^T and to the Gram matrix, of those wanted.
+    """Sum phi h^T and the Gram matrix over each segment, where they are wanted.
 
     It ends where the walk forward begins, which finds in the cache what was read last.
     """
@@ -217,7 +217,7 @@ def segment_gradients(
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """What each segment but the first passes to the gradients of the sums before it.
+    """Sum over each segment but the first its gradients of the sums before it.
 
     With u = 1 / n the maps are applied last: phi^T (u d_out C^T) = (phi^T u d_out) C^T. It ends
     where the walk backward begins.
@@ -379,7 +379,7 @@ def backward_walk(
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     SCORE_STAGES: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """All gradients: of every four programs two take the features of a side, two its scores.
+    """Compute all gradients: of every four programs two take features of a side, two its scores.
 
     What comes from behind a segment counts inverse_n times, where that is given. The sums over the
     tokens of a segment, of dq, dk, dh_e and dh_r side by side, go to a row of columns, where there

@@ -63,17 +63,17 @@ Known = tuple[Segments, Tensor]  # and what they add to the carry, [B, segments,
 
 
 def counts_if_masked(z: Tensor, token_mask: Tensor | None) -> Tensor | None:
-    """How many real tokens each position has seen, [B, N]; None where all are real."""
+    """Count the real tokens up to each position, [B, N]; None where all are real."""
     return None if token_mask is None else token_counts(z, token_mask, None)
 
 
 def is_one_segment(z: Tensor) -> bool:
-    """Whether a sequence is one segment."""
+    """Return whether a sequence is one segment."""
     return z.shape[0] * z.shape[2] >= ENOUGH
 
 
 class Direction(NamedTuple):
-    """Which way a walk goes, and what it does to the rows; by the names in the device code."""
+    """Direction of a walk and its effect on the rows, by the names in the device code."""
 
     BACKWARD: bool  # from the last token to the first: gradients
     DIVIDED: bool  # gradients come divided by the counts
@@ -129,9 +129,9 @@ def _walk(
     with_sum: bool = False,
     known: Known | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What the tokens become, and the carry after them, [B, H, C].
+    """Walk along the tokens; return the new rows and the carry after them, [B, H, C].
 
-    With the sum, that is what they become summed over each segment instead, [B segments, H, C].
+    With the sum, the new rows summed over each segment replace the carry, [B segments, H, C].
     """
     B, N, H, C = x.shape
     y = empty_rows(x)
@@ -159,7 +159,7 @@ def _registers(x: Tensor) -> dict[str, int]:
 
 
 def config_of(x: Tensor) -> Config:
-    """The sizes for tokens x."""
+    """Return the sizes for tokens x."""
     width = padded(x.shape[-1])
     if x.dtype == torch.bfloat16 and x.shape[0] * x.shape[2] >= MANY:
         return ONE_SEGMENT.get(width, CONFIGS[width])
@@ -174,7 +174,7 @@ def _segment_sums(
     config: Config,
     direction: Direction,
 ) -> Tensor | None:
-    """What the tokens of each segment add to the carry, [B, segments, H, C]; None for a single."""
+    """Sum the parts of the carry over each segment, [B, segments, H, C]; None for a single one."""
     B, N, H, C = x.shape
     if segments.number == 1:
         return None
@@ -188,7 +188,7 @@ def _segment_sums(
 
 
 def _compiled_for(width: int, config: Config) -> dict[str, Any]:
-    """What a walk with one width of tiles is compiled for."""
+    """Return the compile-time constants of a walk with one width of tiles."""
     return {
         "C": width,
         "WIDTH": padded(width),
@@ -203,7 +203,7 @@ def carried(
     sums, program, b, h, H, number,
     C: tl.constexpr, WIDTH: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """What the segments before this one add to the carry, or those after it, [WIDTH].
+    """Sum the parts of the carry over the segments before this one, or after it, [WIDTH].
 
     sums is [B, number, H, C], or None where there is one segment.
     """
@@ -223,7 +223,7 @@ def carried(
 
 @triton.jit
 def as_carry(row, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """A sum [C] as `sums_along` carries it on: the same in all rows that it has."""
+    """Broadcast a sum [C] to the rows in which `sums_along` carries it on."""
     return tl.broadcast_to(row[None, :], [BLOCK if PARTS == 1 else 1, row.shape[0]])
 
 
@@ -268,7 +268,7 @@ def _added(
     C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     BACKWARD: tl.constexpr, DIVIDED: tl.constexpr,
 ):  # fmt: skip
-    """What the tokens of a block add to the carry, [n, C]: themselves, or their gradients by t."""
+    """Return the parts of the carry in a block, [n, C]: its rows, or its gradients divided by t."""
     taken = real_tokens(None if BACKWARD else mask, b, N, start, end, BLOCK)
     rows = load_rows(x, start, strides[1], taken, 0, C, WIDTH)
     if BACKWARD and not DIVIDED:
@@ -283,7 +283,7 @@ def add_segments(
     C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     BACKWARD: tl.constexpr, DIVIDED: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """The sum of what the tokens of each segment add to the carry.
+    """Sum the parts of the carry over each segment.
 
     It ends where the walk begins, which finds in the cache what was read last.
     """

@@ -102,7 +102,7 @@ class _Rows(NamedTuple):
 
 
 class _Call:
-    """What all launches of a call have in common."""
+    """Sizes, rows and compile-time constants of all launches of a call."""
 
     def __init__(self, given: ScanInputs):
         self.given, self.timed = given, given.steps is not None
@@ -135,7 +135,7 @@ class _Call:
 
     @cached_property
     def values(self) -> _Rows:
-        """What is stored."""
+        """Values to store."""
         return _Rows.of(self.given.values.movedim(2, 0))
 
     @cached_property
@@ -302,7 +302,7 @@ def segment_states(
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr, STORING: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a segment before each of its blocks, and over all.
+    """Sum a segment up to each of its blocks, and over all.
 
     A program has some columns of one side; neighbours read the same tokens.
     """
@@ -474,7 +474,7 @@ def read_blocks(
     BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
 ):  # fmt: skip
-    """What the tokens of a block read: of earlier ones, and of later ones where these have sums."""
+    """Read earlier tokens for each token of a block, and later ones where these have sums."""
     parts: tl.constexpr = BLOCK // ROWS
     _read_block(
         tl.program_id(0) // parts, tl.program_id(0) % parts,
@@ -492,7 +492,7 @@ def _read_block(
     BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr, READING: tl.constexpr,
 ):  # fmt: skip
-    """What some tokens of a block read, the first by the features of the side READING."""
+    """Write the reads of some tokens of a block, the first by the features of the side READING."""
     b, h, start, segment = _block_of(program, N, H, number, tokens, BLOCK)
     clock, near_clock, total = _times_of(steps, mask, b, h, N, H, start, part, ROWS, BLOCK)
     weights = _weights(near_clock, clock, part, past[0] is not None, later[0] is not None)
@@ -530,7 +530,7 @@ def gradient_blocks(
     BLOCK: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     MAP_Q: tl.constexpr, MAP_K: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a block: of three programs, one for each side's features, one for values.
+    """Compute all gradients of a block: one program for the features of each side, one for values.
 
     The gradients of the values are a scan of those of the outputs from the other end.
     """

@@ -62,7 +62,7 @@ def choose_landmarks(
 
 
 class IndexInputs(NamedTuple):
-    """What the positions of the landmarks depend on."""
+    """Inputs that determine the positions of the landmarks."""
 
     x: Tensor  # [B, N, D], of which the sizes alone
     token_mask: Tensor | None  # [B, N]

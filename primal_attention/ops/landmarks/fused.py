@@ -66,7 +66,7 @@ class LandmarkIndexOp(FusedOp):
 
 
 class Sampled(NamedTuple):
-    """What weights are sampled from."""
+    """Tokens, positions and parameters that weights are sampled from."""
 
     x: Tensor  # [B, N, D] with D = H P
     positions: Tensor  # [B, M], of the landmarks; -1 for a row of zeros

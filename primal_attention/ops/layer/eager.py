@@ -50,7 +50,7 @@ class LayerInputs(NamedTuple):
 
     @property
     def is_dual(self) -> bool:
-        """Whether the weights are dual ones."""
+        """True for dual weights, which have no W_e."""
         return self.w_e is None
 
     @property
@@ -62,12 +62,12 @@ class LayerInputs(NamedTuple):
 
     @property
     def maps(self) -> tuple[str, str]:
-        """Those of the queries and of the keys."""
+        """Feature maps of the queries and of the keys."""
         return self.map_q, self.map_k
 
     @property
     def landmarks(self) -> Landmarks | None:
-        """Those of x."""
+        """Landmarks of x; None where no positions are given."""
         return None if self.positions is None else Landmarks(self.x, self.positions, self.scale)
 
     @property
@@ -96,7 +96,7 @@ class LayerInputs(NamedTuple):
 
 
 class LayerResult(NamedTuple):
-    """What the layer outputs and what its objective needs."""
+    """Outputs of the layer and statistics for its objective."""
 
     out: Tensor  # [B, N, D], or [B, N, H, C]
     gram_q: Tensor  # [B, H, P, P] = Phi_q^T Phi_q over the real tokens; empty unless wanted
@@ -151,7 +151,7 @@ def parameter_trace(inputs: LayerInputs) -> Tensor:
 
 
 def softplus_lambda(inputs: LayerInputs) -> Tensor:
-    """The diagonal of Lambda; empty without it."""
+    """Return the diagonal of Lambda; empty without Lambda."""
     if inputs.raw_lambda is None:
         return inputs.x.new_empty(0, dtype=torch.float32)
     return F.softplus(accumulate(inputs.raw_lambda))

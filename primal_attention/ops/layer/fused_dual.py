@@ -53,7 +53,7 @@ class Heads(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the forward pass leaves for the backward pass; empty where there is none."""
+    """Tensors that the forward pass keeps for the backward pass; empty where there is none."""
 
     e: Tensor  # W_{e|X} and W_{r|X}
     r: Tensor
@@ -81,7 +81,7 @@ class LayerGradients(NamedTuple):
 
     @property
     def outputs(self) -> primal.OutputGradients:
-        """Those of outputs and Gram matrices."""
+        """Gradients of the outputs and of the Gram matrices."""
         return primal.OutputGradients(*self[:3])
 
 
@@ -264,7 +264,7 @@ def sum_blocks(
     P: tl.constexpr, C: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The sums of phi_q d_out^T and of d_out, or of phi_k d_out^T."""
+    """Sum phi_q d_out^T and d_out, or phi_k d_out^T."""
     program = tl.program_id(0) // 2
     b, h, first, last = tt.share_of_tokens(program, N, H, splits, tokens)
     span, strides = (mask, N, b, h, first, last), (z_strides, d_out_strides)

@@ -127,7 +127,7 @@ def energy_blocks(
     AVERAGED: tl.constexpr, LAMBDA_SQUARED: tl.constexpr, OWN_TRACE: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The energies diag(W^T G W) of a tile of directions, and what they add to J."""
+    """Compute the energies diag(W^T G W) of a tile of directions, and their part of J."""
     program, side, column = tl.program_id(0) // 2, tl.program_id(0) % 2, tl.program_id(1) * TILE
     b, h = (program // H).to(tl.int64), (program % H).to(tl.int64)
     gram, w, other, num_tokens = _side_of(
@@ -186,7 +186,7 @@ def mean_block(
     parts, trace, num_queries, num_keys, mean, slopes, B, H, number,
     SQUARED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The mean from the parts [B, number] of J, and its slopes, over sequences with tokens."""
+    """Average the parts [B, number] of J, with slopes, over sequences with tokens."""
     count = tl.zeros([BLOCK], tl.float32)
     for start in range(0, B, BLOCK):
         count += tl.where(_is_real(num_queries, num_keys, start, B, BLOCK), 1.0, 0.0)
@@ -214,7 +214,7 @@ def mean_block(
 
 @triton.jit
 def _is_real(num_queries, num_keys, start, B, BLOCK: tl.constexpr):
-    """Which of the sequences from start on exist and have a token on either side."""
+    """Mark the sequences from start on that exist and have a token on both sides."""
     b = start + tl.arange(0, BLOCK)
     queries = tl.load(num_queries + b, mask=b < B, other=0)
     return (queries > 0) & (tl.load(num_keys + b, mask=b < B, other=0) > 0)
@@ -227,7 +227,7 @@ def gradient_blocks(
     AVERAGED: tl.constexpr, LAMBDA_SQUARED: tl.constexpr, OWN_TRACE: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of rows of dW = (G + G^T) W diag(c), or of dG = W diag(c) W^T.
+    """Compute a block of rows of dW = (G + G^T) W diag(c), or of dG = W diag(c) W^T.
 
     The first program of each head takes the sums over all sequences. The last sequences come first:
     after a forward pass the cache has them still.

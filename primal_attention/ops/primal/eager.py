@@ -35,13 +35,13 @@ class Sides(NamedTuple):
     mask: Tensor | None  # [B, N, 1], True at real tokens
 
     def side(self, number: int) -> Sides:
-        """The queries (0) or the keys (1) alone."""
+        """Select the queries (0) or the keys (1)."""
         one = slice(number, number + 1)
         h = None if self.h is None else self.h[one]
         return self._replace(z=self.z[one], h=h, maps=self.maps[one])
 
     def num_tokens(self) -> Tensor:
-        """How many real tokens each sequence has, [B], in the accumulation dtype."""
+        """Count the real tokens of each sequence, [B], in the accumulation dtype."""
         z, dtype = self.z, torch.promote_types(self.z.dtype, torch.float32)
         if self.mask is None:
             return torch.full(z.shape[2:3], z.shape[3], dtype=dtype, device=z.device)
@@ -114,7 +114,7 @@ def _scores(
 
 
 def scores_of(phi: Tensor, w: Tensor) -> Tensor:
-    """The product of phi [..., B, N, P] and w [..., B, P, S], or [..., P, S] for all sequences."""
+    """Multiply phi [..., B, N, P] by w [..., B, P, S], or [..., P, S] for all sequences."""
     if w.ndim == phi.ndim:
         return phi @ w
     B, N = phi.shape[-3:-1]
@@ -144,7 +144,7 @@ def moment(z: Tensor, values: Tensor, maps: Maps, mask: Tensor | None) -> Tensor
 
 
 def moment_eager(given: MomentInputs) -> Tensor:
-    """The moment of one side [B, H, P, S], in plain PyTorch."""
+    """Compute the moment of one side [B, H, P, S] in plain PyTorch."""
     mask = None if given.token_mask is None else given.token_mask[:, :, None]
     assert given.values is not None
     z, values = (each.permute(2, 0, 1, 3) for each in (given.z, given.values))
@@ -158,7 +158,7 @@ def tokens_first(rows: Tensor) -> Tensor:
 
 
 def rows_of(mask: Tensor | None) -> Tensor | None:
-    """The mask [B, N, 1] as fused ops read it, [B, N]."""
+    """Return the mask [B, N, 1] as fused ops read it, [B, N]."""
     return None if mask is None else mask[:, :, 0]
 
 
@@ -178,12 +178,12 @@ def gram(z: Tensor, maps: Maps, mask: Tensor | None) -> Tensor:
 
 
 def grown(total: Tensor | None, part: Tensor) -> Tensor:
-    """The total with one more part; the part alone where there is no total yet."""
+    """Add a part to the total; return the part where there is no total yet."""
     return part if total is None else total + part
 
 
 def zeroed(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The values with zeros where the mask, shaped for them, is False."""
+    """Set values to zero where the mask, shaped for them, is False."""
     return values if mask is None else torch.where(mask, values, 0.0)
 
 

@@ -364,7 +364,7 @@ def _side_backward(  # noqa: C901 - most conditions are constants
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DIVIDED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Of one side; its heads stand in the rows of sums from the given one on."""
+    """Compute the gradients of one side; its heads have the rows of sums from the given one on."""
     z, a, d_gram, dz, da, d_bias = side
     mask, counts, d_out, sums = tensors
     z_strides, d_out_strides, dz_strides, count_strides = strides

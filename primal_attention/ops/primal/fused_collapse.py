@@ -39,7 +39,7 @@ class WeightGradients(NamedTuple):
 
 
 class MapSizes(NamedTuple):
-    """What the passes over the rows of W are compiled for."""
+    """Compile-time sizes of the passes over the rows of W."""
 
     P: int
     S: int
@@ -175,7 +175,7 @@ def total_blocks(
     c_r_strides, scale, P: tl.constexpr, S: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of W_e or W_r by both of its uses, times the scale, and a part of that of C."""
+    """Add up the gradient of W_e or W_r over both uses, scaled, and a part of the gradient of C."""
     side_e = c_e, w_e, d_e, da_e, total_e, dc_e, c_e_strides
     side_r = c_r, w_r, d_r, da_r, total_r, dc_r, c_r_strides
     if tl.program_id(2) == 0:

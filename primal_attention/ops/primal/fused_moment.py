@@ -50,7 +50,7 @@ class MomentOp(FusedOp):
     outputs = ("moment",)
 
     def supports(self, given: MomentInputs) -> bool:
-        """Whether the passes are made for these dtypes, sizes and this map."""
+        """Return whether the passes support these dtypes, sizes and this map."""
         z, values = given.z, given.values
         assert values is not None
         sizes = padded(z.shape[-1]) <= 256 and 0 < values.shape[-1] <= 256
@@ -58,13 +58,13 @@ class MomentOp(FusedOp):
         return same and sizes and has_fused_form(given.feature_map)
 
     def forward(self, given: MomentInputs, *, keep: bool) -> Sequence[Tensor]:
-        """The moment [B, H, P, S]."""
+        """Return the moment [B, H, P, S]."""
         [moment] = self.empty(given)
         add_moments(given, moment)
         return (moment,)
 
     def empty(self, given: MomentInputs) -> Sequence[Tensor]:
-        """The same, unwritten."""
+        """Allocate the moment."""
         assert given.values is not None
         (B, _, H, P), S = given.z.shape, given.values.shape[-1]
         return (given.z.new_empty((B, H, P, S), dtype=torch.float32),)
@@ -78,7 +78,7 @@ class MomentOp(FusedOp):
         return {"z": dz, "values": d_values}
 
     def eager(self, given: MomentInputs) -> Sequence[Tensor]:
-        """The moment, in plain PyTorch."""
+        """Compute the moment in plain PyTorch."""
         return (moment_eager(given),)
 
 
@@ -144,7 +144,7 @@ def moment_blocks(
     P: tl.constexpr, S: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The sum of phi h^T over the tokens of this program, by n or not; one tile of its columns."""
+    """Sum phi h^T over the tokens of this program, by n or not; one tile of its columns."""
     b, h, first, last = tt.share_of_tokens(tl.program_id(0), N, H, splits, tokens)
     column = tl.program_id(1) * TILE
     z, values = tt.sequence_of(z, z_strides, b, h), tt.sequence_of(values, value_strides, b, h)
@@ -164,7 +164,7 @@ def summed_moment(
     P: tl.constexpr, S: tl.constexpr, FEATURE_MAP: tl.constexpr, DOT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The sum of phi h^T over the tokens from first to last, a tile of its columns."""
+    """Sum phi h^T over the tokens from first to last, a tile of its columns."""
     total = tl.zeros([BLOCK_P, TILE], tl.float32)
     for start in range(first, last, BLOCK_N):
         real = tt.real_tokens(mask, b, N, start, last, BLOCK_N)

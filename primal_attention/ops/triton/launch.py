@@ -125,7 +125,7 @@ class Segments(NamedTuple):
     number: int  # of segments
 
     def whole(self, N: int, block: int) -> bool:
-        """Whether all blocks of N tokens are: segments may be made of other blocks than these."""
+        """Return whether such blocks divide N and the segments, made perhaps of other blocks."""
         return N % block == 0 and self.tokens % block == 0
 
 
@@ -139,13 +139,13 @@ def divide(z: Tensor, block: int, programs: int | None = None) -> Segments:
 
 
 def padded(width: int) -> int:
-    """The width of a tile: a power of two that tensor cores take."""
+    """Return the width of a tile: a power of two that tensor cores take."""
     return max(16, 1 << (int(width) - 1).bit_length())
 
 
 @contextmanager
 def writable(tensor: Tensor | None) -> Iterator[Tensor | None]:
-    """The tensor, or one of its shape with adjacent columns that is copied into it on leaving."""
+    """Yield the tensor, or one with adjacent columns that is copied into it on leaving."""
     if tensor is None or _adjacent(tensor):
         yield tensor
         return
@@ -155,38 +155,38 @@ def writable(tensor: Tensor | None) -> Iterator[Tensor | None]:
 
 
 def readable(tensor: Tensor) -> Tensor:
-    """The tensor [B, N, H, C], copied where its columns are not adjacent."""
+    """Return the tensor [B, N, H, C], copied where its columns are not adjacent."""
     return tensor if _adjacent(tensor) else tensor.contiguous()
 
 
 def _adjacent(tensor: Tensor) -> bool:
-    """Return whether the columns are, with rows so near that a block of them has short offsets."""
+    """Return whether columns are adjacent, and rows so near that a block has short offsets."""
     near = tensor.stride(1) * _ROWS < 1 << 31
     return near and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
 
 def contiguous_rows(tensor: Tensor) -> Tensor:
-    """The tensor, copied where its last axis has gaps."""
+    """Return the tensor, copied where its last axis has gaps."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def mask_bytes(token_mask: Tensor | None) -> Tensor | None:
-    """The mask as contiguous numbers."""
+    """Return the mask as contiguous numbers."""
     return None if token_mask is None else token_mask.contiguous().view(torch.uint8)
 
 
 def float32(like: Tensor, *shape: int) -> Tensor:
-    """An unwritten tensor on the same device."""
+    """Allocate a float32 tensor on the same device."""
     return like.new_empty(shape, dtype=torch.float32)
 
 
 def empty_rows(tensor: Tensor) -> Tensor:
-    """An unwritten, contiguous tensor of the same shape and dtype."""
+    """Allocate a contiguous tensor of the same shape and dtype."""
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Small tensors as the fused ops read them."""
+    """Return small tensors as the fused ops read them."""
     return [None if x is None else x.contiguous() for x in tensors]
 
 

@@ -29,7 +29,7 @@ _READ = 512  # entries of a warp at once: a program waits for each of its reads
 def row_sum_blocks(
     rows, parts, stride, R, E, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """The sum of some columns over a share of the rows."""
+    """Sum some columns over a share of the rows."""
     program = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first = program * share
@@ -49,7 +49,7 @@ def add_up_blocks(
     number_0, number_1, number_2, number_3, layout_0, layout_1, layout_2, layout_3,
     READ: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A block of one of the totals; it may be launched early, and waits for its parts."""
+    """Add up a block of one of the totals; it may be launched early, and waits for its parts."""
     if OVERLAPS:
         gdc_wait()
     pair = tl.program_id(1)
@@ -65,7 +65,7 @@ def add_up_blocks(
 
 @triton.jit
 def _add_up(parts, total, number, layout, READ: tl.constexpr):
-    """Of one group of entries; the layout is a `Layout`."""
+    """Add up one group of entries; the layout is a `Layout`."""
     if parts is not None:
         _, size, groups, of_group, of_part, columns, of_row, of_column = layout
         AT_ONCE: tl.constexpr = layout[0]
@@ -100,7 +100,7 @@ def column_sum(rows: Tensor) -> Tensor:
 
 
 def _sum_blocks(rows: Tensor, sums: Tensor, share: int, height: int, width: int) -> None:
-    """The sums over each share of the rows."""
+    """Sum over each share of the rows."""
     R, E = rows.shape
     row_sum_blocks[(-(-R // share), -(-E // width))](
         rows, sums, rows.stride(0), R, E, share, height, width, num_warps=8
@@ -108,7 +108,7 @@ def _sum_blocks(rows: Tensor, sums: Tensor, share: int, height: int, width: int)
 
 
 class Layout(NamedTuple):
-    """Of a sum: where its parts lie, and its total."""
+    """Places of the parts of a sum, and of its total."""
 
     at_once: Any  # parts that a program reads
     size: int  # entries of a group

@@ -13,7 +13,7 @@ LENGTHS = ["N", "H", "splits", "tokens", "B", "sequences"]
 
 @triton.jit
 def share_of_tokens(program, N, H, number, tokens):
-    """Sequence, head, first and last token of a program; neighbours read neighbouring heads."""
+    """Return sequence, head, first and last token of a program; neighbours read near heads."""
     first = (program // H % number) * tokens
     last = tl.minimum(first + tokens, N)
     return (program // H // number).to(tl.int64), (program % H).to(tl.int64), first, last
@@ -21,7 +21,7 @@ def share_of_tokens(program, N, H, number, tokens):
 
 @triton.jit
 def spread_tokens(program, N, H, number, tokens, BLOCK: tl.constexpr):
-    """The same where the last shares have a block less, as many of them as there have to be."""
+    """Return a share as `share_of_tokens` does; the last ones are a block shorter as needed."""
     part, shorter = program // H % number, number * (tokens // BLOCK) - tl.cdiv(N, BLOCK)
     first = part * tokens - tl.maximum(part + shorter - number, 0) * BLOCK
     last = tl.minimum(first + tokens - (part + shorter >= number) * BLOCK, N)
@@ -42,14 +42,14 @@ def sequence_of(tensor, strides, b, h):
 
 @triton.jit
 def existing(start, end, BLOCK_N: tl.constexpr):
-    """Which of the n tokens from start on lie before the end; all of them without an end."""
+    """Mark the n tokens from start on that lie before the end; all of them without an end."""
     n = start + tl.arange(0, BLOCK_N)
     return tl.full([BLOCK_N], True, tl.int1) if end is None else n < end
 
 
 @triton.jit
 def real_tokens(mask, b, N, start, end, BLOCK_N: tl.constexpr):
-    """Which of the n tokens from start on are real and lie before the end, if there is one."""
+    """Mark the n tokens from start on that are real and lie before the end, if there is one."""
     real = existing(start, end, BLOCK_N)
     if mask is not None:
         n = start + tl.arange(0, BLOCK_N)
@@ -96,7 +96,7 @@ def store_rows(
 
 @triton.jit
 def columns_of(real, C: tl.constexpr, WIDTH: tl.constexpr):
-    """Which entries of a block [n, WIDTH] are of real tokens and not padding of the columns."""
+    """Mark the entries of a block [n, WIDTH] that are of real tokens and not padded columns."""
     keep = real[:, None]
     if C != WIDTH:
         keep = keep & (tl.arange(0, WIDTH) < C)[None, :]
@@ -105,7 +105,7 @@ def columns_of(real, C: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def walk(first, last, step, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
-    """The first token of the block that comes at this step."""
+    """Return the first token of the block that comes at this step."""
     if BACKWARD:
         step = tl.cdiv(last - first, BLOCK) - 1 - step
     return first + step * BLOCK
@@ -113,7 +113,7 @@ def walk(first, last, step, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
 
 @triton.jit
 def counted(counts, strides, b, start, end, BLOCK: tl.constexpr):
-    """The number t of real tokens up to each, float32 [n], from counts [B, N] or all tokens."""
+    """Return the number t of real tokens up to each, float32 [n], by counts or of all tokens."""
     n = start + tl.arange(0, BLOCK)
     if counts is None:
         return (n + 1).to(tl.float32)
@@ -124,13 +124,13 @@ def counted(counts, strides, b, start, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def shares(counts, strides, b, start, end, BLOCK: tl.constexpr):
-    """1 / t for the number t of real tokens up to each, float32 [n]."""
+    """Return 1 / t for the number t of real tokens up to each, float32 [n]."""
     return 1.0 / tl.maximum(counted(counts, strides, b, start, end, BLOCK), 1.0)
 
 
 @triton.jit
 def row_of(tensor, row, C: tl.constexpr, WIDTH: tl.constexpr):
-    """A row of a contiguous matrix [., C] in float32, padded with zeros; zeros without a matrix."""
+    """Load a row of a contiguous matrix [., C] in float32, padded with zeros; zeros if None."""
     columns = tl.arange(0, WIDTH)
     values = tl.zeros([WIDTH], tl.float32)
     if tensor is not None:
@@ -175,7 +175,7 @@ def load_operand(
     tensor, row, column,
     R: tl.constexpr, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """A block of a contiguous matrix [R, C], in its own dtype."""
+    """Load a block of a contiguous matrix [R, C], in its own dtype."""
     places, exists = _matrix_places(tensor, row, column, R, C, BLOCK_R, BLOCK_C)
     return tl.load(places, mask=exists, other=0.0)
 
@@ -213,7 +213,7 @@ EXACT = tl.constexpr("bf16x6")  # six products of bfloat16 parts hold the digits
 
 @triton.jit
 def product(x, y, total, PRECISION: tl.constexpr = EXACT):
-    """The sum total + x y on the tensor cores, with float32 sums.
+    """Return total + x y by the tensor cores, with float32 sums.
 
     Operands of the same half precision are multiplied as they are. Others are float32 then, and
     the precision is what launch.PRODUCTS names for them.
@@ -252,7 +252,7 @@ def _nearest(x):
 
 @triton.jit
 def fitted(matrix, DOT: tl.constexpr):
-    """A matrix in the dtype of the products, and the scale that float16 needs to hold it."""
+    """Return a matrix in the dtype of the products, and the scale that float16 needs to hold it."""
     scale = tl.full([], 1.0, tl.float32)
     if tl.float16 == DOT:
         top = tl.max(tl.abs(matrix))
@@ -263,7 +263,7 @@ def fitted(matrix, DOT: tl.constexpr):
 
 @triton.jit
 def scaled_product(x, y, scale, total):
-    """The sum total + x y scale, for a fitted matrix y."""
+    """Return total + x y scale, for a fitted matrix y."""
     if y.dtype == tl.float16:
         total += product(x, y, tl.zeros(total.shape, tl.float32)) * scale
     else:
