@@ -7,7 +7,7 @@ episodes. Both are rolled out and both are told: ``last``, which nothing chose, 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from primal_attention.tasks.offline_rl import (
     roll_out,
 )
 from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
-from primal_attention.training.checkpoint import BEST, LAST, read_checkpoint, write_checkpoint
+from primal_attention.training.checkpoint import BEST, LAST, read_checkpoint
 from primal_attention.training.devices import device_name
 from primal_attention.training.domains import acts
 from primal_attention.training.model_factory import trained_model
@@ -57,41 +57,21 @@ class Policies(NamedTuple):
 
 
 def read_policies(path: Path) -> Policies:
-    """Read the policies of a run directory, or of a file that ``pack_policies`` wrote."""
-    if not path.is_dir():
+    """Read the policies of a run directory, or of one file that holds both.
+
+    Such a file has the tensors ``last.`` and, where they differ, ``best.``, and says both rounds.
+    """
+    if path.is_dir():
+        best, last = read_checkpoint(path / BEST), read_checkpoint(path / LAST)
+        with fitting(path / LAST, "the checkpoint of a run"):
+            rounds = {"last": last.facts["progress"]["rounds"][-1], "best": best.facts.get("round")}
+        facts = {**best.facts, "rounds": rounds}
+        weights = {"last": last.part("model"), "best": best.tensors}
+    else:
         checkpoint = read_checkpoint(path)
+        facts = checkpoint.facts
         weights = {name: checkpoint.part(name) for name in SELECTIONS}
         weights["best"] = weights["best"] or weights["last"]
-        return _policies(path, checkpoint.facts, weights)
-    best, last = read_checkpoint(path / BEST), read_checkpoint(path / LAST)
-    with fitting(path / LAST, "the checkpoint of a run"):
-        rounds = {"last": last.facts["progress"]["rounds"][-1], "best": best.facts.get("round")}
-    weights = {"last": last.part("model"), "best": best.tensors}
-    return _policies(path, {**best.facts, "rounds": rounds}, weights)
-
-
-def pack_policies(run: Path, out: Path) -> None:
-    """Write both policies of a run to one file, in half precision: a fraction of a checkpoint."""
-    found = read_policies(run)
-    same = found.rounds["last"] == found.rounds["best"]
-    tensors = {
-        f"{selection}.{name}": each.half()
-        for selection in (SELECTIONS[:1] if same else SELECTIONS)
-        for name, each in found.weights[selection].items()
-    }
-    facts = {
-        "recipe": found.recipe.to_json(),
-        "sizes": found.sizes.__dict__,
-        "encoding": found.encoding.to_dict(),
-        "rounds": found.rounds,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(out, tensors, facts)
-
-
-def _policies(
-    path: Path, facts: Mapping[str, Any], weights: Mapping[str, Mapping[str, Tensor]]
-) -> Policies:
     with fitting(path, "the checkpoint of a policy"):
         recipe = Recipe.from_json(facts["recipe"])
     if not acts(recipe):

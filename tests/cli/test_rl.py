@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from primal_attention.training.results import add_rows, read_rows
-from primal_attention.training.rollouts import MORE, pack_policies
+from primal_attention.training.rollouts import MORE
 
 from .command import primal, sets, told
 
@@ -71,9 +71,6 @@ def test_from_policies_to_a_table(tmp_path):
     assert "55.5" in table.stdout
     assert "77.7" not in table.stdout  # of the best checkpoint
 
-    pack_policies(run, tmp_path / "packed.safetensors")
-    packed = primal("rollout", "packed.safetensors", "--episodes", 1, "--results", "other.csv")
-    assert packed.exit_code == 0, packed.output
     refused = primal("evaluate", run)
     assert refused.exit_code == 2
     assert "primal rollout measures it" in told(refused)
