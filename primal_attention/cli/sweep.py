@@ -25,16 +25,14 @@ from primal_attention.cli.arguments import (
     recipe_of,
 )
 from primal_attention.cli.train import resumable
-from primal_attention.tasks import Task
 from primal_attention.training import Watcher, launch, progress_bar, train_in
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.sweeps import (
     as_settings,
-    finished,
     open_study,
     run_trials,
     space_of,
-    under_way,
+    trials_in,
 )
 
 _TRIALS = 30
@@ -78,7 +76,9 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
     name = study or "-".join([*task.split("/"), model, protocol, f"seed{seed}", sampler])
     folder = out / "sweeps" / name
     with naming("--storage or --study"):
-        _silence_optuna()
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # we tell how it goes ourselves
         opened = open_study(
             name,
             storage or f"sqlite:///{folder / 'study.db'}",
@@ -86,18 +86,21 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
             space,
             higher_is_better=cases.goal.higher_is_better,
         )
-    console.print(f"{folder}: {len(finished(opened))} trials are done")
-    runner = _Runner(recipe, cases, folder, accelerator, None if quiet else console)
+    console.print(f"{folder}: {len(trials_in(opened, 'COMPLETE'))} trials are done")
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+
+    def run(settings: Sequence[str], name: str) -> float:
+        directory, trial = folder / name, recipe.with_settings(settings)
+        check_directory(directory, trial)
+        watcher = Watcher() if quiet else progress_bar(console)
+        fabric = launch(trial.run.precision, accelerator=accelerator, devices=1)
+        outcome = train_in(directory, trial, cases, fabric, watcher=watcher)
+        console.print(f"{name}: {' '.join(settings)}: {outcome.valid:.2f}")
+        return outcome.valid
+
     with resumable(folder):
-        run_trials(opened, space, trials, runner)
+        run_trials(opened, space, trials, run)
     _print_best(opened, recipe, set_ or ())
-
-
-def _silence_optuna() -> None:
-    """We tell how it goes ourselves."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def _check_selection(recipe: Recipe) -> None:
@@ -109,30 +112,9 @@ def _check_selection(recipe: Recipe) -> None:
         )
 
 
-class _Runner:
-    """Trains the settings of a trial and returns the metric that chooses."""
-
-    def __init__(
-        self, recipe: Recipe, task: Task, folder: Path, accelerator: str, console: Any | None
-    ):
-        self.recipe, self.task, self.folder = recipe, task, folder
-        self.accelerator, self.console = accelerator, console
-        logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
-
-    def __call__(self, settings: Sequence[str], directory: str) -> float:
-        recipe = self.recipe.with_settings(settings)
-        check_directory(self.folder / directory, recipe)
-        watcher = Watcher() if self.console is None else progress_bar(self.console)
-        fabric = launch(recipe.run.precision, accelerator=self.accelerator, devices=1)
-        outcome = train_in(self.folder / directory, recipe, self.task, fabric, watcher=watcher)
-        if self.console is not None:
-            self.console.print(f"{directory}: {' '.join(settings)}: {outcome.valid:.2f}")
-        return outcome.valid
-
-
 def _print_best(study: Any, recipe: Recipe, settings: Sequence[str]) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    done, others = len(finished(study)), len(under_way(study))
+    done, others = len(trials_in(study, "COMPLETE")), len(trials_in(study, "RUNNING"))
     if others:
         console.print(f"{others} trials are under way in other processes")
     if not done:

@@ -11,7 +11,8 @@ import json
 import random
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,40 +164,24 @@ def directory_of(trial: Trial | FrozenTrial) -> str:
     return str(trial.user_attrs.get("directory", f"trial{trial.number}"))
 
 
-def finished(study: Study) -> list[FrozenTrial]:
-    """Return the trials with a value."""
-    state = _optuna().trial.TrialState
-    return study.get_trials(deepcopy=False, states=(state.COMPLETE,))
-
-
-def under_way(study: Study) -> list[FrozenTrial]:
-    """Return the trials that some process runs."""
-    state = _optuna().trial.TrialState
-    return study.get_trials(deepcopy=False, states=(state.RUNNING,))
+def trials_in(study: Study, *states: str) -> list[FrozenTrial]:
+    """Return the trials in any of some states: COMPLETE has a value, RUNNING is under way."""
+    kinds = _optuna().trial.TrialState
+    return study.get_trials(deepcopy=False, states=[kinds[state] for state in states])
 
 
 def _begun(study: Study) -> set[str]:
-    """Return the settings that are done or under way."""
-    _fail_stale_trials(study)
-    state = _optuna().trial.TrialState
-    states = (state.COMPLETE, state.PRUNED, state.RUNNING)
-    return {str(trial.params) for trial in study.get_trials(deepcopy=False, states=states)}
-
-
-def _fail_stale_trials(study: Study) -> None:
-    """Enqueue again the trials whose process is gone."""
-    optuna = _optuna()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    """Return the settings that are done or under way; trials of lost processes begin again."""
+    with _experimental() as optuna:
         optuna.storages.fail_stale_trials(study)
+    return {str(trial.params) for trial in trials_in(study, "COMPLETE", "PRUNED", "RUNNING")}
 
 
 def _is_done_elsewhere(study: Study, trial: Trial) -> bool:
     """Return whether an earlier trial with the same settings is done or under way."""
-    state = _optuna().trial.TrialState
     return any(
         other.number < trial.number and other.params == trial.params
-        for other in study.get_trials(deepcopy=False, states=(state.COMPLETE, state.RUNNING))
+        for other in trials_in(study, "COMPLETE", "RUNNING")
     )
 
 
@@ -229,15 +214,22 @@ def _storage(url: str) -> Any:
 
 def _open_storage(url: str) -> Any:
     """Trials whose process is gone are enqueued again after a while."""
-    optuna = _optuna()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with _experimental() as optuna:
         return optuna.storages.RDBStorage(
             url,
             heartbeat_interval=_HEARTBEAT,
             grace_period=_GRACE,
             heartbeat_stale_trial_callback=_enqueue_again,
         )
+
+
+@contextmanager
+def _experimental() -> Iterator[Any]:
+    """Use experimental functions of Optuna without its warnings."""
+    optuna = _optuna()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield optuna
 
 
 def _optuna() -> Any:

@@ -9,10 +9,10 @@ from primal_attention.training.sweeps import (
     PAPER_GRID,
     Space,
     directory_of,
-    finished,
     open_study,
     run_trials,
     space_of,
+    trials_in,
 )
 
 RECIPE = find_recipe("uea/Heartbeat", "primalformer", "clean")
@@ -123,13 +123,13 @@ def test_the_trial_of_a_killed_process_is_taken_over(study, monkeypatch):
     time.sleep(3.1)
     run_trials(opened, FIVE, 5, runs)
     assert dict(runs.seen)[tuple(settings)] == directory_of(killed) == "trial0"
-    assert len(runs.seen) == len(finished(opened)) == 5
+    assert len(runs.seen) == len(trials_in(opened, "COMPLETE")) == 5
 
 
 def test_a_trial_whose_loss_is_no_number_is_given_up(study):
     runs = Runs(stop_at=0, error=FloatingPointError("the loss is nan"))
     run_trials(study(), FIVE, 5, runs)
-    assert finished(study()) == []
+    assert trials_in(study(), "COMPLETE") == []
 
 
 def test_a_free_search_stays_in_its_ranges(study):
