@@ -1,8 +1,12 @@
 """The command line, `primal`. It needs the extra `cli`: Typer and Rich, imported when it is run."""
 
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Annotated, Any
 
+_COMMANDS = (  # each is the function of its name in the module of its name; --help keeps the order
+    *("train", "evaluate", "predict", "generate", "rollout", "table", "sweep", "settings"),
+    *("data", "check", "bench", "spectrum", "report"),
+)
 _NEXT = """\
 [bold]Attention as a kernel machine.[/] What to try next:
 
@@ -54,22 +58,6 @@ def app() -> Any:
     from rich.console import Console
     from rich.panel import Panel
 
-    from primal_attention.cli import (
-        bench,
-        check,
-        data,
-        evaluate,
-        generate,
-        predict,
-        report,
-        rollout,
-        settings,
-        spectrum,
-        sweep,
-        table,
-        train,
-    )
-
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     @program.callback(invoke_without_command=True)
@@ -84,21 +72,7 @@ def app() -> Any:
             console = Console(highlight=False)
             console.print(Panel(_NEXT, title="primal", expand=False, padding=(1, 2)))
 
-    commands = (
-        train.train,
-        evaluate.evaluate,
-        predict.predict,
-        generate.generate,
-        rollout.rollout,
-        table.table,
-        sweep.sweep,
-        settings.settings,
-        data.data,
-        check.check,
-        bench.bench,
-        spectrum.spectrum,
-        report.report,
-    )
-    for command in commands:
-        program.command()(command)
+    for name in _COMMANDS:
+        module = import_module(f"primal_attention.cli.{name}")
+        program.command()(getattr(module, name))
     return program
