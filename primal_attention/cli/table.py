@@ -29,7 +29,7 @@ from primal_attention.training.tables import (
     why_left_out,
 )
 
-_DASH = "-"
+_SOURCES = {PRINTED: "paper", "paper": "paper's protocol", "clean": "clean protocol"}
 
 
 def table(
@@ -98,14 +98,16 @@ def _default_results(folder: Path) -> list[Path]:
 
 def _side_by_side(table: Table, width: int) -> Iterator[list[str]]:
     """Split the columns into as many tables as it takes to fit the terminal."""
-    keys = sum(_widest(line) for line in zip(*_key_texts(table), strict=True)) + 1
-    left, columns = width - keys, list[str]()
-    for column in table.columns:
-        lines = [_headings(table, [column], "\n"), *_lines(table, [column], keys=False)]
-        needed = sum(_widest(texts) for texts in zip(*lines, strict=True))
+    widths = [_widest(texts) for texts in zip(*_grid(table, table.columns), strict=True)]
+    num_keys, num_sources = len(_key_names(table)), len(table.sources)
+    room = width - sum(widths[:num_keys]) - 1
+    left, columns = room, list[str]()
+    for index, column in enumerate(table.columns):
+        first = num_keys + index * num_sources
+        needed = sum(widths[first : first + num_sources])
         if columns and needed > left:
             yield columns
-            left, columns = width - keys, []
+            left, columns = room, []
         columns.append(column)
         left -= needed
     yield columns
@@ -116,22 +118,29 @@ def _widest(texts: Sequence[str]) -> int:
     return max(len(line) for text in texts for line in text.split("\n")) + 3
 
 
-def _key_texts(table: Table) -> list[list[str]]:
-    """Return the first columns, headings and averages included."""
+def _grid(table: Table, columns: Sequence[str], separator: str = "\n") -> list[list[str]]:
+    """Format headings, rows and averages, each with its keys first."""
     names = _key_names(table)
-    keys = [[value for _, value in key] for key in table.expected.keys]
-    return [names, *keys, ["average"] + [""] * (len(names) - 1)]
+    wheres = [(column, source) for column in columns for source in table.sources]
+    headings = [
+        f"{table.heading(column)}{separator}{_SOURCES[source]}" for column, source in wheres
+    ]
+    rows = [
+        [value for _, value in key] + [_text(table.value(key, *where)) for where in wheres]
+        for key in table.expected.keys
+    ]
+    averages = [_text(table.average(*where)) for where in wheres]
+    return [names + headings, *rows, ["average", *[""] * (len(names) - 1), *averages]]
 
 
 def _rich_table(table: Table, columns: Sequence[str]) -> Any:
     shown = RichTable(title=table.expected.title, title_justify="left", padding=(0, 1))
-    for name in _key_names(table):
-        shown.add_column(name, no_wrap=True)
-    for heading in _headings(table, columns, "\n"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    *lines, averages = _lines(table, columns)
-    for line in lines:
-        shown.add_row(*line)
+    headings, *rows, averages = _grid(table, columns)
+    for index, heading in enumerate(headings):
+        is_key = index < len(_key_names(table))
+        shown.add_column(heading, justify="left" if is_key else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row)
     shown.add_section()
     shown.add_row(*averages)
     return shown
@@ -141,28 +150,9 @@ def _key_names(table: Table) -> list[str]:
     return [name.removeprefix("attention.") for name, _ in table.expected.keys[0]]
 
 
-def _headings(table: Table, columns: Sequence[str], separator: str) -> list[str]:
-    names = {PRINTED: "paper", "paper": "paper's protocol", "clean": "clean protocol"}
-    return [
-        f"{table.heading(column)}{separator}{names[source]}"
-        for column in columns
-        for source in table.sources
-    ]
-
-
-def _lines(table: Table, columns: Sequence[str], *, keys: bool = True) -> list[list[str]]:
-    """Format the rows, the last one the averages, with or without their keys."""
-    wheres = [(column, source) for column in columns for source in table.sources]
-    lines = [[_text(table.value(key, *where)) for where in wheres] for key in table.expected.keys]
-    lines.append([_text(table.average(*where)) for where in wheres])
-    if not keys:
-        return lines
-    return [key + line for key, line in zip(_key_texts(table)[1:], lines, strict=True)]
-
-
 def _text(value: float | Estimate | None) -> str:
     if value is None:
-        return _DASH
+        return "-"
     return str(value) if isinstance(value, Estimate) else f"{value:.1f}"
 
 
@@ -215,10 +205,10 @@ def _numbers(table: Table, key: Key, column: str) -> Iterator[str]:
 
 
 def _to_markdown(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> str:
-    keys = _key_names(table)
-    headings = [*keys, *_headings(table, table.columns, ", ")]
-    rule = ["---"] * len(keys) + ["--:"] * (len(headings) - len(keys))
-    lines = [headings, rule, *_lines(table, table.columns)]
+    headings, *body = _grid(table, table.columns, ", ")
+    num_keys = len(_key_names(table))
+    rule = ["---"] * num_keys + ["--:"] * (len(headings) - num_keys)
+    lines = [headings, rule, *body]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     notes = "\n\n".join(_notes(table, files, rows))
     return f"**{table.expected.title}**\n\n{text}\n\n{notes}\n"
