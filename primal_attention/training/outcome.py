@@ -1,5 +1,7 @@
 """How far a run is, and what came of it."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -24,13 +26,10 @@ class Progress:
         return int(self.rounds[-1]["step"]) if self.rounds else 0
 
     def check(self) -> None:
-        """Raise unless the numbers are numbers, and the best round is one of the rounds."""
-        if not -1 <= self.best < len(self.rounds):
-            raise ValueError(f"round {self.best} of {len(self.rounds)} cannot be the best")
-        for number, entry in enumerate(self.rounds):
-            for name in {"epoch", "step", "valid_loss", *entry}:
-                if not isinstance(entry[name], int | float):
-                    raise ValueError(f"{name} of round {number} is {entry[name]!r}")
+        """Raise unless the numbers are numbers, and the best round, if any, is one of them."""
+        if self.best != -1:
+            _check_best(self.best, self.rounds)
+        _check_numbers(self.rounds, "epoch", "step", "valid_loss")
         if not isinstance(self.seconds, int | float):
             raise ValueError(f"seconds is {self.seconds!r}")
 
@@ -49,6 +48,28 @@ class Outcome:
     seconds: float
     device: str
     weights: dict[str, Tensor]  # of the best round, on the CPU
+
+    def check(self) -> None:
+        """Raise unless the numbers are numbers, and the best round is one of the rounds."""
+        _check_best(self.best, self.rounds)
+        losses = "train_loss", "objective", "valid_loss"
+        _check_numbers(self.rounds, "epoch", "step", *losses, f"valid_{self.metric}")
+        for name in ("value", "valid", "seconds"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)!r}")
+
+
+def _check_best(best: int, rounds: Sequence[Entry]) -> None:
+    if not 0 <= best < len(rounds):
+        raise ValueError(f"round {best} of {len(rounds)} cannot be the best")
+
+
+def _check_numbers(rounds: Sequence[Entry], *names: str) -> None:
+    """Raise unless each round has these numbers, and nothing but numbers."""
+    for index, entry in enumerate(rounds):
+        for name in dict.fromkeys((*names, *entry)):
+            if not isinstance(entry[name], int | float):
+                raise ValueError(f"{name} of round {index} is {entry[name]!r}")
 
 
 class OutOfTimeError(Exception):

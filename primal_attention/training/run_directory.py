@@ -95,7 +95,7 @@ def read_outcome(directory: Path) -> Outcome:
         values = json.loads(path.read_text(encoding="utf-8"))
         recipe = Recipe.from_json(json.dumps(values.pop("recipe")))
         outcome = Outcome(recipe=recipe, **values, weights=weights)
-        _check(outcome)
+        outcome.check()
     return outcome
 
 
@@ -118,20 +118,6 @@ def _reading(path: Path, remedy: str) -> Iterator[None]:
         if isinstance(error, KeyError):
             reason = f"it lacks {reason}"
         raise UnreadableFileError(f"{path} is damaged: {reason}; {remedy}") from error
-
-
-def _check(outcome: Outcome) -> None:
-    """Raise unless the numbers are numbers, and the best round is one of the rounds."""
-    names = ("epoch", "step", "train_loss", "objective", "valid_loss", f"valid_{outcome.metric}")
-    if not outcome.rounds or not 0 <= outcome.best < len(outcome.rounds):
-        raise ValueError(f"round {outcome.best} of {len(outcome.rounds)} cannot be the best")
-    for number, entry in enumerate(outcome.rounds):
-        for name in names:
-            if not isinstance(entry[name], int | float):
-                raise ValueError(f"{name} of round {number} is {entry[name]!r}")
-    for name in ("value", "valid", "seconds"):
-        if not math.isfinite(getattr(outcome, name)):
-            raise ValueError(f"{name} is {getattr(outcome, name)!r}")
 
 
 def _outcome_in(directory: Path, recipe: Recipe) -> Outcome | None:
