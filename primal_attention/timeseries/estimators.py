@@ -90,7 +90,7 @@ class Estimator(Parameters, ABC):
             estimator.recipe_ = Recipe.from_json(facts["recipe"])
             estimator.encoding_ = SeriesEncoding.from_dict(facts["encoding"])
             sizes = _sizes_of(estimator.encoding_, facts["num_outputs"])
-            estimator.network_ = _build_network(estimator.recipe_, sizes, tensors)
+            estimator.network_ = trained_model(estimator.recipe_, sizes, tensors)
             estimator.history_ = facts["history"]
             estimator._restore(facts)
         estimator.is_fitted = True
@@ -110,7 +110,7 @@ class Estimator(Parameters, ABC):
             outcome = train(recipe, task, fabric, watcher=progress_bar() if self.verbose else None)
         assert isinstance(task.encoding, SeriesEncoding)
         self.recipe_, self.encoding_, self.history_ = recipe, task.encoding, outcome.rounds
-        self.network_ = _build_network(recipe, task.sizes, outcome.weights)
+        self.network_ = trained_model(recipe, task.sizes, outcome.weights)
 
     def _outputs(self, X: Series) -> Tensor:
         """Compute the network's outputs of each case, [B, K]."""
@@ -253,14 +253,6 @@ def _task_of(
 def _sizes_of(encoding: SeriesEncoding, num_outputs: int) -> Sizes:
     """Return the sizes of the cases that a network is built for."""
     return Sizes(encoding.num_tokens, num_outputs, num_channels=encoding.num_channels)
-
-
-def _build_network(
-    recipe: Recipe, sizes: Sizes, weights: Mapping[str, Tensor]
-) -> SequenceClassifier:
-    """Build the network of a recipe with trained weights, on the CPU."""
-    network: SequenceClassifier = trained_model(recipe, sizes, weights)
-    return network
 
 
 @torch.no_grad()

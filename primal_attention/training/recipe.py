@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from primal_attention.atomic_files import UnreadableFileError
 from primal_attention.models.stacks import MODELS
@@ -19,19 +19,6 @@ from primal_attention.training.schedules import SCHEDULES
 PROTOCOLS = ("paper", "clean")
 OPTIMIZERS = ("radam", "adam", "adamw")
 PRECISIONS = ("fp32", "bf16", "fp16")
-
-
-class TaskName(NamedTuple):
-    """The two parts of ``domain/set``; the set is empty where there is no slash."""
-
-    domain: str
-    set: str
-
-    @classmethod
-    def of(cls, task: str) -> TaskName:
-        """Split the name of a task."""
-        domain, _, name = task.partition("/")
-        return cls(domain, name)
 
 
 @dataclass(frozen=True)
@@ -147,13 +134,9 @@ _SECTIONS: dict[str, Any] = {
 }
 
 
-def _flat_key(section: str, name: str) -> str:
-    return "model" if (section, name) == ("model", "name") else name
-
-
 #   The section and the field of each flat key, as users write them.
 _PLACES: dict[str, tuple[str, str]] = {
-    _flat_key(section, each.name): (section, each.name)
+    each.name if each.name != "name" else section: (section, each.name)
     for section, kind in _SECTIONS.items()
     for each in fields(kind)
 }
@@ -200,12 +183,12 @@ class Recipe:
     @property
     def domain(self) -> str:
         """The domain of the task, for instance uea."""
-        return TaskName.of(self.task).domain
+        return self.task.partition("/")[0]
 
     @property
     def set_name(self) -> str:
         """The data set of the task, for instance JapaneseVowels."""
-        return TaskName.of(self.task).set
+        return self.task.partition("/")[2]
 
     def flat(self) -> dict[str, Any]:
         """Return all settings by their flat keys."""

@@ -11,7 +11,7 @@ from primal_attention.training.domains.lra import LRA
 from primal_attention.training.domains.recall import RECALL
 from primal_attention.training.domains.rl import RL
 from primal_attention.training.domains.uea import UEA
-from primal_attention.training.recipe import Recipe, TaskName, nearest
+from primal_attention.training.recipe import Recipe, nearest
 
 #   A program with a domain of its own adds it here.
 DOMAINS: dict[str, Domain] = {
@@ -33,15 +33,15 @@ def find_domain(name: str) -> Domain:
 
 def find_recipe(task: str, model: str, protocol: str, seed: int = 0) -> Recipe:
     """Return the named recipe of a task such as ``uea/JapaneseVowels`` or ``lra/listops``."""
-    name = TaskName.of(task)
-    if not name.set:
+    domain, _, name = task.partition("/")
+    if not name:
         raise ValueError(f"a task is domain/set, for instance uea/JapaneseVowels, got {task!r}")
-    recipes = find_domain(name.domain).recipes
+    recipes = find_domain(domain).recipes
     if protocol not in recipes:
         raise ValueError(f"no protocol is called {protocol!r}; {nearest(protocol, recipes)}")
     if model not in MODELS:
         raise ValueError(f"no model is called {model!r}; {nearest(model, MODELS)}")
-    return recipes[protocol](name.set, model, seed)
+    return recipes[protocol](name, model, seed)
 
 
 def acts(recipe: Recipe) -> bool:
