@@ -26,9 +26,6 @@ from primal_attention.testing.adapters import adapt
 _DIM, _HEADS = 32, 4
 _DIM_NAMES = ("dim", "embed_dim", "d_model", "hidden_size")
 _HEADS_NAMES = ("num_heads", "heads", "n_heads", "nhead", "num_attention_heads")
-_CAUSAL_FORMS: dict[str, list[dict[str, str]]] = {
-    "primal": [{"weights": "static"}, {"weights": "dual"}],  # the default weights have none
-}
 _SIGNS = {
     Status.PASSED: "[green]+[/]",
     Status.NOT_APPLICABLE: "[dim]-[/]",
@@ -98,10 +95,10 @@ def _forms(name: str, causal: bool | None, dim: int, heads: int) -> Iterator[Can
     if not causal:
         factory = partial(build_attention, name, dim, heads)
         yield Candidate(name, factory, False, dim, objective)
-    mechanism = getattr(ATTENTIONS[name], "mechanism", None)
-    if causal is False or mechanism is None or not mechanism.causal:
+    card = getattr(ATTENTIONS[name], "mechanism", None)
+    if causal is False or card is None or not card.causal:
         return
-    for options in _CAUSAL_FORMS.get(name, [{}]):
+    for options in card.causal_forms:
         label = " ".join([name, "causal", *options.values()])
         factory = partial(build_attention, name, dim, heads, causal=True, **options)
         yield Candidate(label, factory, True, dim, objective)

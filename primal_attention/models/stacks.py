@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from primal_attention.attention import ATTENTIONS, build_attention, options_of
+from primal_attention.attention import ATTENTIONS, build_attention, card_of, options_of
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.primal import KSVDLayer
@@ -75,8 +75,8 @@ def build_attentions(
     """
     check_sizes(max_tokens=max_tokens)
     name = mechanism_of(model)
-    if causal and name == "primal":
-        options = {"weights": "static", **options}
+    if causal:
+        options = {**card_of(name).causal_forms[0], **options}
     if max_tokens is not None and "max_tokens" in options_of(name):
         options = {"max_tokens": max_tokens, **options}
     return [

@@ -126,12 +126,13 @@ def resolve_options(attention: str, options: dict[str, Any], host: Projections) 
     defaults: dict[str, Any] = {"causal": host.causal, "dropout": host.dropout}
     if "max_tokens" in options_of(attention) and host.max_tokens is not None:
         defaults["max_tokens"] = host.max_tokens
-    start = card_of(attention).softmax_start
+    card = card_of(attention)
+    start = card.softmax_start
     if start is not None and not options.keys() & start.keys():
         defaults |= start  # begin as the softmax attention that is replaced
     resolved = defaults | options
-    if attention == "primal" and resolved["causal"]:
-        resolved.setdefault("weights", "auto")
+    if resolved["causal"]:
+        resolved = resolved | {k: v for k, v in card.causal_patch.items() if k not in resolved}
     return resolved
 
 

@@ -1,6 +1,7 @@
 """The card of a mechanism: all that other parts of the package ask of it."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -26,6 +27,8 @@ class Mechanism(NamedTuple):
     no_matrix: Callable[[Any], str | None] | None = None  # why a layer has no attention matrix
     sums_over_queries: Callable[[Any], bool] = _never  # an output depends on the other queries
     softmax_start: Mapping[str, Any] | None = None  # options with which it begins as softmax
+    causal_forms: tuple[Mapping[str, Any], ...] = ({},)  # options of each; models take the first
+    causal_patch: Mapping[str, Any] = MappingProxyType({})  # options of a causal patched layer
 
     def largest_rank(self, layer: Any) -> int | None:
         """Return the upper bound of the rank of a layer's matrix; None if tokens alone bound it."""

@@ -108,6 +108,8 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
         "Chen et al., 2023",
         "N",
         causal=True,
+        causal_forms=({"weights": "static"}, {"weights": "dual"}),  # the default weights have none
+        causal_patch={"weights": "auto"},
         cross=True,
         decode="two sums of constant size",
         sums_over_queries=lambda layer: layer.weights == "dual",

@@ -17,7 +17,10 @@ class PrimalTimeAttention(PrimalAttention):
     """
 
     mechanism = PrimalAttention.mechanism._replace(
-        paper="Chen et al., 2023, with a learned time", cross=False
+        paper="Chen et al., 2023, with a learned time",
+        causal_forms=({},),
+        causal_patch={},
+        cross=False,
     )
 
     def __init__(  # noqa: PLR0913 - each option is one of PrimalAttention
