@@ -5,8 +5,14 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from primal_attention.testing.clauses import CLAUSES, Clause
-from primal_attention.testing.findings import Findings, NotApplicable
-from primal_attention.testing.report import ClauseResult, ContractError, Report, Status
+from primal_attention.testing.report import (
+    ClauseResult,
+    ContractError,
+    Findings,
+    NotApplicable,
+    Report,
+    Status,
+)
 from primal_attention.testing.subject import Subject, isolated
 
 _LONGEST_TEXT = 160
@@ -51,7 +57,9 @@ def check_attention(
     with isolated():
         subject = Subject(layer_or_factory, causal=causal, dim=dim, objective=objective)
         exemptions = _checked(subject.exemptions)
-        results = tuple(_examine(clause, subject, exemptions) for clause in CLAUSES)
+        results = tuple(
+            _examine(name, clause, subject, exemptions) for name, clause in CLAUSES.items()
+        )
     report = Report(subject.name, results)
     if not report.passed:
         raise ContractError(report)
@@ -59,12 +67,11 @@ def check_attention(
 
 
 def _checked(exemptions: Mapping[str, str]) -> Mapping[str, str]:
-    names = [clause.name for clause in CLAUSES]
     for name, reason in exemptions.items():
-        if name not in names:
+        if name not in CLAUSES:
             raise ValueError(
                 f"contract_exemptions names the clause {name!r}, which does not exist; choose from "
-                f"{', '.join(names)}"
+                f"{', '.join(CLAUSES)}"
             )
         if not (isinstance(reason, str) and reason.strip()):
             raise ValueError(
@@ -73,31 +80,30 @@ def _checked(exemptions: Mapping[str, str]) -> Mapping[str, str]:
     return exemptions
 
 
-def _examine(clause: Clause, subject: Subject, exemptions: Mapping[str, str]) -> ClauseResult:
-    if clause.name in exemptions:
-        return _without_numbers(clause, Status.EXEMPT, exemptions[clause.name])
-    try:
-        findings = clause.check(subject)
-    except NotApplicable as reason:
-        return _without_numbers(clause, Status.NOT_APPLICABLE, str(reason))
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        return _without_numbers(clause, Status.FAILED, text)
-    return _result(clause, findings)
+def _examine(
+    name: str, clause: Clause, subject: Subject, exemptions: Mapping[str, str]
+) -> ClauseResult:
+    if name in exemptions:
+        status, text = Status.EXEMPT, exemptions[name]
+    else:
+        try:
+            findings = clause(subject)
+        except NotApplicable as reason:
+            status, text = Status.NOT_APPLICABLE, str(reason)
+        except Exception as error:
+            status, text = Status.FAILED, f"{type(error).__name__}: {error}"
+        else:
+            return _result(name, findings)
+    return ClauseResult(name, status, None, None, at_least=False, detail=_first_line(text))
 
 
-def _without_numbers(clause: Clause, status: Status, text: str) -> ClauseResult:
-    detail = _first_line(text)
-    return ClauseResult(clause.name, status, None, None, at_least=False, detail=detail)
-
-
-def _result(clause: Clause, findings: Findings) -> ClauseResult:
+def _result(name: str, findings: Findings) -> ClauseResult:
     worst, broken = findings.worst(), findings.broken()
     status = Status.FAILED if broken else Status.PASSED
     detail = f"broken by {worst.what}" if broken else findings.detail
     if len(broken) > 1:
         detail += f" and {len(broken) - 1} more of {len(findings.observations)} observations"
-    return ClauseResult(clause.name, status, worst.value, worst.bound, worst.at_least, detail)
+    return ClauseResult(name, status, worst.value, worst.bound, worst.at_least, detail)
 
 
 def _first_line(text: str) -> str:

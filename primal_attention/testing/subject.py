@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -10,8 +10,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from primal_attention.testing.calls import SEED, forward
-from primal_attention.testing.findings import Findings
+from primal_attention.testing.probes import SEED, Probe, forward, real_only
+from primal_attention.testing.report import Findings
 
 _ASLEEP = 1e-3
 _AWAKE = 0.1
@@ -24,7 +24,7 @@ class Subject:
     Clauses work on copies of the module, never on the module itself. The copies are in eval mode
     and float32, and parameters that start at (almost) zero, such as a zero-initialised output
     projection, are given small random values: otherwise the output or its gradients would be 0
-    and the comparisons would hold of themselves. `as_built` leaves the parameters as they were.
+    and the comparisons would hold of themselves. `copy(as_built=True)` leaves them as they were.
 
     Attributes:
         causal: Whether the module is to be held to causality.
@@ -86,14 +86,9 @@ class Subject:
         """Findings whose bounds grow with the rounding of a sum over the channels."""
         return Findings(detail, rounding=max(1.0, math.sqrt(self.dim / _EXACT_DIM)))
 
-    def copy(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """A copy with every parameter away from zero."""
-        layer = copy.deepcopy(self._awake)
-        return layer if dtype is torch.float32 else layer.to(dtype)
-
-    def as_built(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """A copy with the parameters as they were given."""
-        layer = copy.deepcopy(self._as_built)
+    def copy(self, dtype: torch.dtype = torch.float32, *, as_built: bool = False) -> nn.Module:
+        """A copy with every parameter away from zero, or with the parameters as they were given."""
+        layer = copy.deepcopy(self._as_built if as_built else self._awake)
         return layer if dtype is torch.float32 else layer.to(dtype)
 
     def fresh(self) -> nn.Module | None:
@@ -108,6 +103,23 @@ class Subject:
         generator = torch.Generator().manual_seed(SEED + seed)
         x = torch.randn(batch, length, self.dim, generator=generator, dtype=torch.float32)
         return x.to(self.device)
+
+    def prefix_mask(self, lengths: Sequence[int], width: int | None = None) -> Tensor:
+        """Mask [B, width] of sequences whose first `lengths[b]` tokens are real."""
+        positions = torch.arange(width or max(lengths), device=self.device)
+        return positions < torch.tensor(lengths, device=self.device)[:, None]
+
+    def probe(self, mask: Tensor) -> Probe:
+        """A probe with a mask of tokens; the gradient of its output is 0 at padding."""
+        x, cotangent = self.tokens(*mask.shape), self.tokens(*mask.shape, seed=1)
+        return Probe(self.copy(), x, real_only(cotangent, mask), mask)
+
+    def probes(self, mask: Tensor) -> Iterator[tuple[str, Probe]]:
+        """A probe without a mask and one with it, each with words for it."""
+        masked = self.probe(mask)
+        cotangent = self.tokens(*mask.shape, seed=1)
+        yield "without a mask", masked._replace(cotangent=cotangent, token_mask=None)
+        yield "with a mask", masked
 
 
 @contextmanager

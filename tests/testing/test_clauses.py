@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from primal_attention.testing.clauses.causal import causality, decoding
-from primal_attention.testing.clauses.context import cross_attention
-from primal_attention.testing.findings import Findings, NotApplicable, deviation, magnitude
+from primal_attention.testing.clauses.masks import cross_attention
+from primal_attention.testing.report import Findings, NotApplicable, deviation, magnitude
 from primal_attention.testing.subject import Subject
 
 from .attentions import CausalLinear, Softmax, State

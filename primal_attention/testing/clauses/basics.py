@@ -1,20 +1,19 @@
-"""Clauses that every module of any kind should keep: shapes, batches, repetition, saving."""
+"""Clauses that every module of any kind should keep: shapes, batches, saving, finite numbers."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.testing.calls import forward, forward_backward
-from primal_attention.testing.findings import Findings, deviation, magnitude
+from primal_attention.testing.probes import PassResult, Probe, compare_runs, forward
+from primal_attention.testing.report import Findings, deviation, magnitude
 from primal_attention.testing.subject import Subject
-from primal_attention.testing.tokens import (
-    GRADIENT_BOUND,
-    OUTPUT_BOUND,
-    prefix_mask,
-    real_only,
-)
 
 _SHAPES = ((1, 1), (3, 1), (2, 2), (1, 7), (2, 131))  # B, N
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_AUTOCAST_BOUND = 16 * 2.0**-8  # sixteen roundings to bfloat16
+_GRADIENT_GROWTH = 1e6
 
 
 def input_dependence(subject: Subject) -> Findings:
@@ -24,27 +23,21 @@ def input_dependence(subject: Subject) -> Findings:
     influence each other is reported and not demanded: a layer that works on each token by itself
     is legal.
     """
-    layer = subject.copy()
-    x = subject.tokens(2, 11)
-    mask = prefix_mask((11, 7), 11, subject.device)
-    findings = subject.findings(_describe_mixing(subject, layer, x))
-    for label, token_mask in (("without a mask", None), ("with a mask", mask)):
-        real = torch.ones_like(mask) if token_mask is None else token_mask
-        cotangent = real_only(subject.tokens(2, 11, seed=2), real)
-        run = forward_backward(layer, x, cotangent, token_mask=token_mask)
-        other = forward_backward(
-            layer, subject.tokens(2, 11, seed=1), cotangent, token_mask=token_mask
-        )
-        change = deviation(other.output[real], run.output[real])
+    mask = subject.prefix_mask((11, 7))
+    findings = subject.findings(_describe_mixing(subject.probe(mask)))
+    for label, probe in subject.probes(mask):
+        run, other = probe.run(), probe._replace(x=subject.tokens(2, 11, seed=2)).run()
+        change = deviation(other.output[probe.real], run.output[probe.real])
         findings.at_least(f"change of the output with the input {label}", change, 1e-4)
-        findings.at_least(f"input gradient {label}", magnitude(run.d_input[real]), 1e-4)
+        findings.at_least(f"input gradient {label}", magnitude(run.d_input[probe.real]), 1e-4)
     return findings
 
 
-def _describe_mixing(subject: Subject, layer: nn.Module, x: Tensor) -> str:
-    cotangent = torch.zeros_like(x)
-    cotangent[:, -1] = subject.tokens(2, 11, seed=2)[:, -1]
-    influence = magnitude(forward_backward(layer, x, cotangent).d_input[:, :-1])
+def _describe_mixing(probe: Probe) -> str:
+    cotangent = torch.zeros_like(probe.x)
+    cotangent[:, -1] = probe.x[:, 0]
+    run = probe._replace(cotangent=cotangent, token_mask=None).run()
+    influence = magnitude(run.d_input[:, :-1])
     if influence == 0:
         return "the output depends on the input; tokens do not influence each other"
     return f"the output depends on the input; tokens influence each other ({influence:.1e})"
@@ -79,21 +72,11 @@ def _demand_alike(output: Tensor, x: Tensor) -> None:
 def batch_independence(subject: Subject) -> Findings:
     """A sequence alone gives what it gives in a batch, and a permuted batch a permuted output."""
     findings = subject.findings("a sequence gives the same alone, in a batch and in another order")
-    layer = subject.copy()
-    x = subject.tokens(3, 13)
-    mask = prefix_mask((13, 8, 3), 13, subject.device)
-    for label, token_mask in (("without a mask", None), ("with a mask", mask)):
-        real = torch.ones_like(mask) if token_mask is None else token_mask
-        cotangent = real_only(subject.tokens(3, 13, seed=1), real)
-        want = forward_backward(layer, x, cotangent, token_mask=token_mask)
+    for label, probe in subject.probes(subject.prefix_mask((13, 8, 3))):
+        want = probe.run()
         for rows in ([0], [1], [2], [2, 0, 1]):
-            some = None if token_mask is None else token_mask[rows]
-            got = forward_backward(layer, x[rows], cotangent[rows], token_mask=some)
             what = f"sequence {rows[0]} alone" if len(rows) == 1 else "a permuted batch"
-            what = f"{what} {label}"
-            findings.close(f"{what}: outputs", got.output, want.output[rows], OUTPUT_BOUND)
-            d_want = want.d_input[rows]
-            findings.close(f"{what}: input gradients", got.d_input, d_want, GRADIENT_BOUND)
+            compare_runs(findings, f"{what} {label}", probe.rows(rows).run(), want.rows(rows))
     return findings
 
 
@@ -102,7 +85,7 @@ def determinism(subject: Subject) -> Findings:
     findings = subject.findings("in eval mode the same input gives the same bits")
     layer = subject.copy()
     x = subject.tokens(2, 13)
-    mask = prefix_mask((13, 8), 13, subject.device)
+    mask = subject.prefix_mask((13, 8))
     want = forward(layer, x, token_mask=mask)
     findings.identical("a second call", layer(x, token_mask=mask), want)
     findings.identical("a third call", layer(x, token_mask=mask), want)
@@ -145,3 +128,100 @@ def _scramble(layer: nn.Module, *, seed: int) -> None:
             if isinstance(value, Tensor) and value.is_floating_point():
                 noise = torch.randn(value.shape, generator=generator, dtype=torch.float32)
                 value.add_(0.01 * noise.to(value))
+
+
+def training_mode(subject: Subject) -> Findings:
+    """Forward and backward in training mode run and are finite."""
+    findings = subject.findings("forward and backward in training mode run and are finite")
+    for label, probe in subject.probes(subject.prefix_mask((13, 8, 3))):
+        cotangent = subject.tokens(3, 13, seed=1)  # at padding too
+        run = probe._replace(layer=subject.copy().train(), cotangent=cotangent).run()
+        findings.finite(f"training mode {label}", *run.values())
+    return findings
+
+
+class _DegenerateInput(NamedTuple):
+    """A degenerate input; `bounded` where its gradients must also be of ordinary size."""
+
+    label: str
+    x: Tensor
+    token_mask: Tensor | None
+    bounded: bool
+
+
+def _degenerate_inputs(subject: Subject, x: Tensor) -> Iterator[_DegenerateInput]:
+    batch, length = x.shape[:2]
+    yield _DegenerateInput("zero input", torch.zeros_like(x), None, True)
+    hole = x.clone()
+    hole[:, 2] = 0
+    yield _DegenerateInput("a zero token among others", hole, None, True)
+    yield _DegenerateInput("constant input", x[:1, :1].expand_as(x), None, True)
+    yield _DegenerateInput("input of size 1e4", 1e4 * x, None, False)
+    one, none = (subject.prefix_mask([n] * batch, length) for n in (1, 0))
+    yield _DegenerateInput("one real token", x, one, True)
+    yield _DegenerateInput("one real token that is zero", torch.zeros_like(x), one, True)
+    yield _DegenerateInput("no real token", x, none, True)
+
+
+def finite_values(subject: Subject) -> Findings:
+    """Degenerate inputs give finite outputs and gradients; none explodes near a singular point.
+
+    A gradient of 1e12 is finite and still ruins a training run, so gradients are also held to a
+    million times those of an ordinary input, except for the input that is itself enormous.
+    """
+    findings = subject.findings(
+        "degenerate inputs give finite outputs and gradients of ordinary size"
+    )
+    for dtype in (torch.float32, torch.bfloat16):
+        layers = {"": subject.copy(dtype)}
+        if subject.was_asleep:
+            layers = {" as built": subject.copy(dtype, as_built=True), " awake": layers[""]}
+        for label, layer in layers.items():
+            _observe_cases(findings, subject, layer, f"{dtype}{label}")
+    return findings
+
+
+def _observe_cases(findings: Findings, subject: Subject, layer: nn.Module, label: str) -> None:
+    x, cotangent = subject.tokens(2, 7), subject.tokens(2, 7, seed=1)
+    dtype = next((p.dtype for p in layer.parameters()), torch.float32)
+    usual = _largest_gradient(Probe(layer, x.to(dtype), cotangent).run())
+    for case in _degenerate_inputs(subject, x.to(dtype)):
+        run = Probe(layer, case.x, cotangent, case.token_mask).run()
+        findings.finite(f"{case.label} in {label}", *run.values())
+        if case.bounded:
+            growth = _largest_gradient(run) / max(usual, 1.0)
+            findings.at_most(f"gradients of {case.label} in {label}", growth, _GRADIENT_GROWTH)
+
+
+def _largest_gradient(run: PassResult) -> float:
+    return max(map(magnitude, [run.d_input, *run.d_parameters.values()]))
+
+
+def autocast(subject: Subject) -> Findings:
+    """Under bfloat16 autocast outputs and gradients are near those of float32."""
+    findings = subject.findings("under bfloat16 autocast, outputs and gradients are near float32's")
+    probe = subject.probe(subject.prefix_mask((13, 8, 3)))
+    want = probe.run()
+    got = probe.run(within=torch.autocast(subject.device.type, dtype=torch.bfloat16))
+    findings.finite("autocast", *got.values())
+    pairs = {"outputs": (got.output, want.output), "input gradients": (got.d_input, want.d_input)}
+    if want.d_parameters:
+        pairs["parameter gradients"] = (_joined(got), _joined(want))
+    for what, (low_tensor, tensor) in pairs.items():
+        findings.at_most(f"autocast: {what}", _relative_norm(low_tensor, tensor), _AUTOCAST_BOUND)
+    return findings
+
+
+def _relative_norm(got: Tensor, want: Tensor) -> float:
+    """The norm of the difference over that of `want`.
+
+    Not the largest difference: where a feature map has a kink, rounding near it moves one gradient
+    by a whole step, and rightly so.
+    """
+    got, want = got.double(), want.double()
+    return float((got - want).norm() / want.norm().clamp(min=1e-6))
+
+
+def _joined(run: PassResult) -> Tensor:
+    """All parameter gradients in one vector: some are rounding noise by themselves."""
+    return torch.cat([gradient.flatten() for gradient in run.d_parameters.values()])

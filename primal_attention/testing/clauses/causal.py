@@ -5,18 +5,19 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from primal_attention.testing.calls import forward, forward_backward
-from primal_attention.testing.findings import Findings, NotApplicable
-from primal_attention.testing.subject import Subject
-from primal_attention.testing.tokens import (
+from primal_attention.testing.probes import (
     GRADIENT_BOUND,
     OUTPUT_BOUND,
+    Probe,
+    forward,
     holed_mask,
     junk_like,
     poison_like,
 )
+from primal_attention.testing.report import Findings, NotApplicable
+from primal_attention.testing.subject import Subject
 
 _DECODING_BOUND = 1e-5
 
@@ -26,49 +27,40 @@ def causality(subject: Subject) -> Findings:
     if not subject.causal:
         raise NotApplicable("checked with causal=True only")
     findings = subject.findings("later tokens change no earlier output")
-    layer = subject.copy()
-    x = subject.tokens(4, 23)
-    mask = holed_mask(x.shape[1], subject.device)
-    for label, token_mask in (("without a mask", None), ("with a mask", mask)):
+    probes = dict(subject.probes(holed_mask(23, subject.device)))
+    cotangent = probes["without a mask"].cotangent
+    for label, probe in probes.items():
         for t in (1, 9, 22):
-            _compare_futures(findings, subject, layer, f"{label}, t={t}", x, token_mask, t)
-    findings.detail += _describe_poison(layer, x)
+            everywhere = probe._replace(cotangent=cotangent)
+            _compare_futures(findings, f"{label}, t={t}", everywhere, t)
+    findings.detail += _describe_poison(probes["without a mask"])
     return findings
 
 
-def _compare_futures(
-    findings: Findings,
-    subject: Subject,
-    layer: nn.Module,
-    label: str,
-    x: Tensor,
-    token_mask: Tensor | None,
-    t: int,
-) -> None:
+def _compare_futures(findings: Findings, label: str, probe: Probe, t: int) -> None:
     """Hold the first t outputs against those with other tokens, or none, from t on."""
-    masks = {} if token_mask is None else {"token_mask": token_mask}
-    want = forward(layer, x, **masks)[:, :t]
+    x, mask = probe.x, probe.token_mask
     changed = torch.cat([x[:, :t], junk_like(x[:, t:], seed=1)], dim=1)
-    futures = {"another future": forward(layer, changed, **masks)}
-    cut = {name: mask[:, :t] for name, mask in masks.items()}
-    futures["no future"] = forward(layer, x[:, :t], **cut)
-    if token_mask is not None:
-        flipped = torch.cat([token_mask[:, :t], ~token_mask[:, t:]], dim=1)
-        futures["another mask of the future"] = forward(layer, x, token_mask=flipped)
-    for what, got in futures.items():
-        findings.close(f"{what} {label}", got[:, :t], want, OUTPUT_BOUND)
+    cut = probe._replace(x=x[:, :t], token_mask=None if mask is None else mask[:, :t])
+    futures = {"another future": probe._replace(x=changed), "no future": cut}
+    if mask is not None:
+        flipped = torch.cat([mask[:, :t], ~mask[:, t:]], dim=1)
+        futures["another mask of the future"] = probe._replace(token_mask=flipped)
+    want = probe.output()[:, :t]
+    for what, future in futures.items():
+        findings.close(f"{what} {label}", future.output()[:, :t], want, OUTPUT_BOUND)
 
     cotangent = torch.zeros_like(x)
-    cotangent[:, t - 1] = subject.tokens(*x.shape[:2], seed=1)[:, t - 1]
-    later = forward_backward(layer, x, cotangent, token_mask=token_mask).d_input[:, t:]
-    findings.close(
-        f"gradients of later tokens {label}", later, torch.zeros_like(later), GRADIENT_BOUND
-    )
+    cotangent[:, t - 1] = probe.cotangent[:, t - 1]
+    later = probe._replace(cotangent=cotangent).run().d_input[:, t:]
+    what = f"gradients of later tokens {label}"
+    findings.close(what, later, torch.zeros_like(later), GRADIENT_BOUND)
 
 
-def _describe_poison(layer: nn.Module, x: Tensor) -> str:
-    t = x.shape[1] // 2
-    output = forward(layer, torch.cat([x[:, :t], poison_like(x[:, t:])], dim=1))
+def _describe_poison(probe: Probe) -> str:
+    t = probe.x.shape[1] // 2
+    poisoned = torch.cat([probe.x[:, :t], poison_like(probe.x[:, t:])], dim=1)
+    output = probe._replace(x=poisoned).output()
     if output[:, :t].isfinite().all():
         return "; NaN in the future stays there"
     return "; NaN in the future reaches the past (0 times NaN), which is not held against it"

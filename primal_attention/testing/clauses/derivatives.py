@@ -14,10 +14,9 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
-from primal_attention.testing.calls import SEED, forward
-from primal_attention.testing.findings import Findings
+from primal_attention.testing.probes import SEED, forward, gradients_of
+from primal_attention.testing.report import Findings, error_line
 from primal_attention.testing.subject import Subject
-from primal_attention.testing.tokens import prefix_mask
 
 Variables = dict[str, Tensor]
 """The inputs and the parameters, by name."""
@@ -84,18 +83,7 @@ class _Case(NamedTuple):
     def gradients(self, variables: Variables, *, create_graph: bool = False) -> Variables:
         """The gradients of F, by reverse mode."""
         leaves = {name: value.detach().requires_grad_() for name, value in variables.items()}
-        return self.gradients_at(leaves, create_graph=create_graph)
-
-    def gradients_at(self, leaves: Variables, *, create_graph: bool) -> Variables:
-        """Gradients of F in the graph of the leaves."""
-        made = torch.autograd.grad(
-            self.value(leaves),
-            list(leaves.values()),
-            create_graph=create_graph,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        return dict(zip(leaves, made, strict=True))
+        return gradients_of(self.value(leaves), leaves, create_graph=create_graph)
 
 
 def gradients(subject: Subject) -> Findings:
@@ -158,7 +146,7 @@ def forward_mode(subject: Subject) -> Findings:
                         warnings.simplefilter("ignore")
                         got = derivative(case.value, some, along)
                 except Exception as error:
-                    refusals.append(_first_line(error))
+                    refusals.append(error_line(error))
                     continue
                 findings.at_most(what, _relative(got, want), _SAME_BOUND)
     if refusals:
@@ -173,7 +161,7 @@ def _cases(subject: Subject) -> Iterator[_Case]:
     """Masked and not, with a context and in chunks where the module has these."""
     layer = subject.copy(torch.float64)
     x = subject.tokens(3, _N).double()
-    holes = prefix_mask((_N, 5, 1), _N, subject.device)
+    holes = subject.prefix_mask((_N, 5, 1))
     holes[0, 2] = holes[1, 0] = False
     inputs = {"x": x}
     calls = _Twice(layer)
@@ -181,7 +169,7 @@ def _cases(subject: Subject) -> Iterator[_Case]:
     yield _Case("with a mask", calls, inputs, {"token_mask": holes})
     if subject.takes_context:
         pair = inputs | {"context": subject.tokens(3, _N, seed=1).double()}
-        masks = {"token_mask": holes, "context_mask": prefix_mask((4, _N, 2), _N, subject.device)}
+        masks = {"token_mask": holes, "context_mask": subject.prefix_mask((4, _N, 2))}
         yield _Case("with a context", calls, pair, {})
         yield _Case("with a masked context", calls, pair, masks)
     if subject.causal and hasattr(layer, "prefill"):
@@ -197,7 +185,7 @@ def _zero_cases(subject: Subject) -> Iterator[_Case]:
                 parameter.zero_()
     calls, x = _Twice(layer), subject.tokens(3, _N).double()
     x[:, 1] = 0
-    mask = prefix_mask((_N, 3, 0), _N, subject.device)
+    mask = subject.prefix_mask((_N, 3, 0))
     yield _Case("a zero token", calls, {"x": x}, {})
     yield _Case("padding without biases", calls, {"x": x}, {"token_mask": mask})
     yield _Case("zeros alone", calls, {"x": torch.zeros_like(x)}, {})
@@ -215,7 +203,7 @@ def _observe_second(findings: Findings, case: _Case, variables: Variables) -> st
     try:
         made = _second(case, leaves, other)
     except RuntimeError as error:  # NotImplementedError is one
-        return _first_line(error)
+        return error_line(error)
     what = f"{case.label}: second derivative"
     _close_to_difference(findings, what, _inner(made, along), slope, variables, along)
     return None
@@ -227,7 +215,7 @@ def _observe_finite(findings: Findings, case: _Case) -> str | None:
     try:
         made = _second(case, leaves, other)
     except RuntimeError as error:
-        return _first_line(error)
+        return error_line(error)
     for name, second in made.items():
         findings.finite(f"second derivatives by {_shown(name)}, {case.label}", second)
     return None
@@ -235,13 +223,10 @@ def _observe_finite(findings: Findings, case: _Case) -> str | None:
 
 def _second(case: _Case, leaves: Variables, other: Variables) -> Variables:
     """The gradients of <grad F, other>."""
-    first = _inner(case.gradients_at(leaves, create_graph=True), other)
+    first = _inner(gradients_of(case.value(leaves), leaves, create_graph=True), other)
     if not first.requires_grad:
         return {name: torch.zeros_like(value) for name, value in leaves.items()}
-    made = torch.autograd.grad(
-        first, list(leaves.values()), allow_unused=True, materialize_grads=True
-    )
-    return dict(zip(leaves, made, strict=True))
+    return gradients_of(first, leaves)
 
 
 def _close_to_difference(
@@ -302,7 +287,3 @@ def _noise_like(tensor: Tensor, name: str) -> Tensor:
 
 def _shown(name: str) -> str:
     return name.removeprefix("layer.")
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -9,15 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from primal_attention.testing.calls import forward, forward_backward
-from primal_attention.testing.findings import Findings
+from primal_attention.testing.probes import OUTPUT_BOUND, compare_runs, forward
+from primal_attention.testing.report import Findings, error_line
 from primal_attention.testing.subject import Subject
-from primal_attention.testing.tokens import (
-    OUTPUT_BOUND,
-    compare_runs,
-    prefix_mask,
-    real_only,
-)
 
 # The graph that the default backend would compile, run by eager kernels, so no compiler is needed.
 # Plain "aot_eager" breaks correct modules: its elu_backward is traced with the wrong strides.
@@ -27,19 +21,14 @@ _BACKEND = "aot_eager_decomp_partition"
 def compiled(subject: Subject) -> Findings:
     """Compiled as one graph, outputs and gradients equal eager execution."""
     findings = subject.findings("compiled as one graph, outputs and gradients equal eager's")
-    x = subject.tokens(3, 13)
-    mask = prefix_mask((13, 8, 3), 13, subject.device)
-    eager, captured = subject.copy(), subject.copy()
+    captured = subject.copy()
     torch.compiler.reset()
     try:
         captured.compile(fullgraph=True, backend=_BACKEND)
-        for label, token_mask in (("without a mask", None), ("with a mask", mask)):
-            real = torch.ones_like(mask) if token_mask is None else token_mask
-            cotangent = real_only(subject.tokens(3, 13, seed=1), real)
-            want = forward_backward(eager, x, cotangent, token_mask=token_mask)
+        for label, probe in subject.probes(subject.prefix_mask((13, 8, 3))):
             with _quiet():
-                got = forward_backward(captured, x, cotangent, token_mask=token_mask)
-            compare_runs(findings, f"compiled {label}", got, want)
+                got = probe._replace(layer=captured).run()
+            compare_runs(findings, f"compiled {label}", got, probe.run())
     finally:
         torch.compiler.reset()
     return findings
@@ -49,15 +38,14 @@ def exported(subject: Subject) -> Findings:
     """An exported program gives the outputs of the module, at other lengths too if it can."""
     findings = subject.findings("the exported program equals the module at any sequence length")
     layer = subject.copy()
-    x = subject.tokens(3, 13)
-    mask = prefix_mask((13, 8, 3), 13, subject.device)
+    x, mask = subject.tokens(3, 13), subject.prefix_mask((13, 8, 3))
     inputs = {13: (x, mask)}
     try:
         program = _export(layer, x, mask, dynamic=True)
-        inputs[19] = (subject.tokens(3, 19), prefix_mask((19, 8, 3), 19, subject.device))
+        inputs[19] = (subject.tokens(3, 19), subject.prefix_mask((19, 8, 3)))
     except Exception as error:
         program = _export(layer, x, mask, dynamic=False)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = error_line(error)
         findings.detail = f"the exported program equals the module at its own length ({reason})"
     for length, (tokens, token_mask) in inputs.items():
         got = forward(program, tokens, token_mask=token_mask)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from primal_attention.testing.calls import SEED, forward, forward_backward
-from primal_attention.testing.findings import Findings, NotApplicable, deviation
+from primal_attention.testing.probes import SEED, Probe, forward
+from primal_attention.testing.report import Findings, NotApplicable, deviation, error_line
 from primal_attention.testing.subject import Subject
-from primal_attention.testing.tokens import prefix_mask
 
 _BOUND = 1e-4
 _LEAST_CHANGE = 1e-4
@@ -111,7 +110,7 @@ class _Call(NamedTuple):
 
 def _calls(subject: Subject) -> Iterator[_Call]:
     x = subject.tokens(2, 11)
-    mask = prefix_mask((11, 7), 11, subject.device)
+    mask = subject.prefix_mask((11, 7))
 
     def without_gradients(layer: nn.Module) -> Tensor:
         with torch.no_grad():
@@ -149,7 +148,7 @@ def _observe_linear(
     scale = _scale(_linear(changed, name).out_features, changed)
     with torch.no_grad():
         for parameter in _linear(changed, name).parameters():
-            parameter.mul_(scale.view(-1, *[1] * (parameter.ndim - 1)))
+            parameter.copy_(_scaled(parameter, scale))
     want = _outputs(changed, calls)
     if not any(deviation(w, p) >= _LEAST_CHANGE for w, p in zip(want, plain, strict=True)):
         return _Acts(seen=False)
@@ -186,7 +185,7 @@ def _observe_adapter(findings: Findings, subject: Subject, calls: list[_Call], n
     if findings.broken():
         return
     x, cotangent = subject.tokens(2, 11), subject.tokens(2, 11, seed=1)
-    got, want = (forward_backward(layer, x, cotangent) for layer in (adapted, merged))
+    got, want = (Probe(layer, x, cotangent).run() for layer in (adapted, merged))
     d_weight = want.d_parameters[f"{name}.weight"]
     for part, d_want in (("down", up.mT @ d_weight), ("up", d_weight @ down.mT)):
         d_got = got.d_parameters[f"{name}.{part}"]
@@ -198,8 +197,7 @@ def _compare(findings: Findings, way: str, call: _Call, layer: nn.Module, want: 
     try:
         findings.close(f"{way}, {call.label}", call.run(layer), want, _BOUND)
     except (RuntimeError, AttributeError, TypeError, ValueError) as error:
-        line = f"{type(error).__name__}: {error}".splitlines()[0]
-        findings.at_most(f"{way}, {call.label} ({line})", math.inf, _BOUND)
+        findings.at_most(f"{way}, {call.label} ({error_line(error)})", math.inf, _BOUND)
 
 
 def _observe_offloading(
@@ -210,7 +208,7 @@ def _observe_offloading(
     target = _linear(layer, name)
     scale = _scale(target.out_features, target)
     held = {
-        key: nn.Parameter(p.detach() * scale.view(-1, *[1] * (p.ndim - 1)))
+        key: nn.Parameter(_scaled(p.detach(), scale))
         for key, p in target.named_parameters(recurse=False)
     }
 
@@ -229,7 +227,7 @@ def _observe_offloading(
         try:
             got = call.run(layer)
         except (RuntimeError, ValueError, TypeError) as error:
-            refused = refused or f"{type(error).__name__}: {error}".splitlines()[0]
+            refused = refused or error_line(error)
             continue
         findings.close(f"offloading of {name}, {call.label}", got, w, _BOUND)
     return refused
@@ -279,6 +277,11 @@ def _observe_unused(
             findings.at_least(f"calls of {name}, {call.label}", 0.0, 1.0)
             passed_by = True
     return passed_by
+
+
+def _scaled(parameter: Tensor, scale: Tensor) -> Tensor:
+    """Scale the rows of a weight, or the entries of a bias."""
+    return parameter * scale.view(-1, *[1] * (parameter.ndim - 1))
 
 
 def _replace(layer: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> None:

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_attention.testing.calls import SEED
-from primal_attention.testing.findings import Findings, NotApplicable, deviation
+from primal_attention.testing.probes import GRADIENT_BOUND, OUTPUT_BOUND, SEED, gradients_of
+from primal_attention.testing.report import Findings, NotApplicable, deviation
 from primal_attention.testing.subject import Subject
-from primal_attention.testing.tokens import GRADIENT_BOUND, OUTPUT_BOUND
 
 _THREADS = 8
 _ROUNDS = 2
@@ -142,11 +141,8 @@ def _gradients(layer: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) ->
     x = x.detach().clone().requires_grad_()
     leaves = {"x": x} | {name: p for name, p in layer.named_parameters() if p.requires_grad}
     with torch.enable_grad():
-        value = loss(x)
-    made = torch.autograd.grad(
-        value, list(leaves.values()), allow_unused=True, materialize_grads=True
-    )
-    return {f"gradient of {name}": d for name, d in zip(leaves, made, strict=True)}
+        made = gradients_of(loss(x), leaves)
+    return {f"gradient of {name}": d for name, d in made.items()}
 
 
 def _demand_repeatable(work: Work) -> None:
