@@ -32,9 +32,9 @@ from primal_attention import ksvd_loss, patch
 from primal_attention.atomic_files import write_text
 from primal_attention.benchmarking.clocks import warm_up
 from primal_attention.benchmarking.measurement import Measurement, measure
+from primal_attention.benchmarking.plans import LEFT_OUT
 from primal_attention.benchmarking.registry import Entry, LayerSizes
 from primal_attention.benchmarking.results import card_name
-from primal_attention.benchmarking.runner import LEFT_OUT
 from primal_attention.training.results import current_commit
 
 Row = dict[str, str]

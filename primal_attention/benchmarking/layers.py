@@ -73,15 +73,6 @@ class PackedSoftmax(nn.Module):
         return y
 
 
-def sdpa(*, causal: bool) -> Attend:
-    """PyTorch's ``scaled_dot_product_attention``."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return attend
-
-
 def flex(num_tokens: int, device: torch.device, *, causal: bool) -> Attend:
     """PyTorch's ``flex_attention``, which is fused only when it is compiled."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -217,9 +208,10 @@ class OpAlone(nn.Module):
 
     def __init__(self, x: Tensor, num_heads: int, *, shared: bool):
         super().__init__()
-        B, _, D = x.shape
+        B, N, D = x.shape
         C = D // num_heads
-        self.q, self.k = _halves(x, num_heads)
+        packed = torch.randn(B, N, 2, num_heads, C, device=x.device, dtype=x.dtype)
+        self.q, self.k = (z.requires_grad_() for z in packed.unbind(2))
         shape = (num_heads, C, C) if shared else (B, num_heads, C, C)
         self.a_e = nn.Parameter(torch.randn(shape) / C**0.5)
         self.a_r = nn.Parameter(torch.randn(shape) / C**0.5)
@@ -228,11 +220,3 @@ class OpAlone(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         """Outputs and both Gram matrices; the input gives the sizes alone."""
         return tuple(collapsed_attention(Attended(self.q, self.k, self.a_e, self.a_r, self.bias)))
-
-
-def _halves(x: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    """Queries and keys [B, N, H, C] as one projection of x would give them."""
-    B, N, D = x.shape
-    packed = torch.randn(B, N, 2, num_heads, D // num_heads, device=x.device, dtype=x.dtype)
-    q, k = (z.requires_grad_() for z in packed.unbind(2))
-    return q, k

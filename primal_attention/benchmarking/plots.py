@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from primal_attention.analysis.plot_style import PALETTE, new_figure, save_figure
-from primal_attention.benchmarking.presets import BOTH
+from primal_attention.benchmarking.registry import BOTH
 from primal_attention.benchmarking.results import Row, number, select, time_column
 
 _SIZES = ("dim", "heads", "directions", "dtype")

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention, card_of
@@ -19,14 +22,14 @@ from primal_attention.benchmarking.layers import (
     ReleasedArithmetic,
     WithObjective,
     flex,
-    sdpa,
 )
 
+BOTH = "fwd+bwd"
 _LANDMARKS = 10  # of a direction, as PrimalAttention has it
 
 
 class LayerSizes(NamedTuple):
-    """Sizes of one measurement; a batch of as many sequences as make up the tokens."""
+    """LayerSizes of one measurement; a batch of as many sequences as make up the tokens."""
 
     n: int
     batch: int
@@ -52,6 +55,15 @@ class TimedModule(NamedTuple):
         """One forward pass; by a compiled form of the module where that is given."""
         outputs: Outputs = (call or self.module)(self.x)
         return outputs
+
+
+class Job(NamedTuple):
+    """One measurement to be made."""
+
+    name: str  # of an entry
+    sizes: LayerSizes
+    kind: str
+    compiled: bool
 
 
 Build = Callable[[LayerSizes, Tensor], nn.Module]
@@ -100,9 +112,8 @@ def _primal(weights: str, *, causal: bool = False) -> Entry:
 
 def _primal_time(*, causal: bool) -> Entry:
     def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        return WithObjective(
-            PrimalTimeAttention(sizes.dim, sizes.heads, sizes.directions, causal=causal)
-        )
+        S = sizes.directions
+        return WithObjective(PrimalTimeAttention(sizes.dim, sizes.heads, S, causal=causal))
 
     return Entry("primal_time", build, "dual", causal)
 
@@ -116,7 +127,8 @@ def _op(weights: str) -> Entry:
 
 def _softmax(*, causal: bool) -> Entry:
     def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        return PackedSoftmax(sizes.dim, sizes.heads, sdpa(causal=causal))
+        attend = partial(F.scaled_dot_product_attention, is_causal=causal)
+        return PackedSoftmax(sizes.dim, sizes.heads, attend)
 
     return Entry("softmax", build, causal=causal)
 
@@ -149,43 +161,29 @@ def _foreign(mechanism: str, layer: str) -> Entry:
     """A layer of flash-linear-attention, which is always causal."""
 
     def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        from importlib import import_module
-
         kind = getattr(import_module("fla.layers"), layer)
         return OutputsOf(kind(hidden_size=sizes.dim, num_heads=sizes.heads))
 
     return Entry(mechanism, build, causal=True, package="fla")
 
 
-def _others() -> Iterable[Entry]:
-    """The other mechanisms of the registry with default options, in both forms."""
-    for name in ATTENTIONS:
-        if name not in ("primal", "primal_time", "softmax"):
-            yield _registered(name, causal=False)
-            if card_of(name).causal:
-                yield _registered(name, causal=True)
-
-
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         Entry("projections", lambda sizes, x: ProjectionFloor(x)),
-        _softmax(causal=False),
-        _softmax(causal=True),
-        _primal("static"),
-        _primal("sampled"),
-        _primal("dual"),
-        _primal("static", causal=True),
-        _primal("dual", causal=True),
-        _primal_time(causal=False),
-        _primal_time(causal=True),
-        _op("sampled"),
-        _op("static"),
-        _released(causal=False),
-        _released(causal=True),
-        _flex(causal=False),
-        _flex(causal=True),
-        *_others(),
+        *(_softmax(causal=causal) for causal in (False, True)),
+        *(_primal(weights) for weights in ("static", "sampled", "dual")),
+        *(_primal(weights, causal=True) for weights in ("static", "dual")),
+        *(_primal_time(causal=causal) for causal in (False, True)),
+        *(_op(weights) for weights in ("sampled", "static")),
+        *(_released(causal=causal) for causal in (False, True)),
+        *(_flex(causal=causal) for causal in (False, True)),
+        *(
+            _registered(name, causal=causal)
+            for name in ATTENTIONS
+            if name not in ("primal", "primal_time", "softmax")
+            for causal in ((False, True) if card_of(name).causal else (False,))
+        ),
         _foreign("fla_linear", "LinearAttention"),
         _foreign("fla_gla", "GatedLinearAttention"),
     )

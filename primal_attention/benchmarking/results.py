@@ -14,7 +14,7 @@ import torch
 from primal_attention.atomic_files import write_text
 from primal_attention.benchmarking.clocks import Copy
 from primal_attention.benchmarking.measurement import Measurement
-from primal_attention.benchmarking.presets import Job
+from primal_attention.benchmarking.registry import ENTRIES, Job
 
 Row = dict[str, str]
 KEY = (
@@ -46,7 +46,7 @@ def time_column(rows: Iterable[Mapping[str, str]]) -> str:
 
 def row_of(job: Job, measurement: Measurement, copy: Copy, commit: str) -> Row:
     """The cells that a measurement fills."""
-    entry, sizes = job.entry, job.sizes
+    entry, sizes = ENTRIES[job.name], job.sizes
     row = {"mechanism": entry.mechanism, "weights": entry.weights, "causal": str(entry.causal)}
     row |= {name: str(value) for name, value in sizes._asdict().items()}
     row |= {"pass": job.kind, "commit": commit}
@@ -205,16 +205,17 @@ def crossover_rows(rows: Sequence[Row]) -> Iterator[Row]:
             length = "" if found.length is None else str(round(found.length))
             cells = {"weights": weights, "n": length, "commit": ours[0]["commit"]}
             note = f"against softmax: {found.note}"
-            yield {**_cells(form), "mechanism": CROSSOVER, **cells, "note": note}
+            yield {
+                **dict(zip(_SAME, form, strict=False)),
+                "mechanism": CROSSOVER,
+                **cells,
+                "note": note,
+            }
 
 
 def _form(row: Row) -> tuple[str, ...]:
     """Return the sizes but for the length, and the tokens in all: both forms must share them."""
     return (*(row[name] for name in _SAME), str(int(row["n"]) * int(row["batch"])))
-
-
-def _cells(form: tuple[str, ...]) -> Row:
-    return dict(zip(_SAME, form, strict=False))
 
 
 def _times(rows: Sequence[Row], column: str) -> dict[int, float]:

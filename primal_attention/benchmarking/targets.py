@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from primal_attention.benchmarking.presets import BOTH, MILLION
+from primal_attention.benchmarking.plans import MILLION
+from primal_attention.benchmarking.registry import BOTH
 from primal_attention.benchmarking.results import Row, number, select
 
 _LENGTHS = (1024, 4096, 16384, 65536)
@@ -69,7 +70,7 @@ def verdicts(rows: Sequence[Row]) -> Iterator[Verdict]:
     yield from _causal(table)
     yield from _memory(table)
     yield from _op_alone(table)
-    yield from _one_sequence(rows)
+    yield _longest(rows, "primal")
     yield from _small_steps(rows)
     yield from _eager(table, _FORMS)
     yield from _decoding(rows)
@@ -109,59 +110,49 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 
 
 def _against_the_floor(table: _Table) -> Iterator[Verdict]:
-    for weights, limit in _FLOOR.items():
-        for n in _LENGTHS:
-            floor = table.best("gpu_ms", n, mechanism="projections")
-            ratio = _ratio(table.primal("gpu_ms", n, weights), floor)
-            yield Verdict(f"{weights} / projections", n, ratio, limit, at_most=True)
+    for (weights, limit), n in product(_FLOOR.items(), _LENGTHS):
+        floor = table.best("gpu_ms", n, mechanism="projections")
+        ratio = _ratio(table.primal("gpu_ms", n, weights), floor)
+        yield Verdict(f"{weights} / projections", n, ratio, limit, at_most=True)
 
 
 def _against_softmax(table: _Table) -> Iterator[Verdict]:
     for weights in _FLOOR:
         targets = {256: 1.0, **(_SOFTMAX_DUAL if weights == "dual" else _SOFTMAX)}
         for n, target in targets.items():
-            compiled = select(table.rows, mechanism="softmax", causal=False, n=n, kind=BOTH)
-            times = [number(row, "compiled_gpu_ms") for row in compiled]
-            ratio = _ratio(next(iter(times), None), table.primal("gpu_ms", n, weights))
+            form = {"mechanism": "softmax", "causal": False, "n": n, "kind": BOTH}
+            compiled = _cell(table.rows, "compiled_gpu_ms", **form)
+            ratio = _ratio(compiled, table.primal("gpu_ms", n, weights))
             yield Verdict(f"SDPA compiled / {weights}", n, ratio, target, at_most=False)
 
 
 def _against_released(table: _Table) -> Iterator[Verdict]:
     for n in _LENGTHS:
-        rows = select(table.rows, mechanism="released", causal=False, n=n, kind=BOTH)
-        wall = next((number(row, "wall_ms") for row in rows), None)
+        form = {"mechanism": "released", "causal": False, "n": n, "kind": BOTH}
+        wall = _cell(table.rows, "wall_ms", **form)
         ratio = _ratio(wall, table.primal("gpu_ms", n, "sampled"))
         yield Verdict("released, wall / sampled", n, ratio, _RELEASED, at_most=False)
 
 
 def _causal(table: _Table) -> Iterator[Verdict]:
-    for weights in ("static", "dual"):
-        for n in _LENGTHS:
-            causal = table.primal("gpu_ms", n, weights, causal=True)
-            ratio = _ratio(causal, table.primal("gpu_ms", n, weights))
-            yield Verdict(f"{weights}, causal / not causal", n, ratio, _CAUSAL, at_most=True)
+    for weights, n in product(("static", "dual"), _LENGTHS):
+        causal = table.primal("gpu_ms", n, weights, causal=True)
+        ratio = _ratio(causal, table.primal("gpu_ms", n, weights))
+        yield Verdict(f"{weights}, causal / not causal", n, ratio, _CAUSAL, at_most=True)
 
 
 def _memory(table: _Table) -> Iterator[Verdict]:
-    for weights, limit in _MEMORY.items():
-        for n in _LENGTHS:
-            softmax = table.best("peak_mib", n, mechanism="softmax")
-            ratio = _ratio(table.primal("peak_mib", n, weights), softmax)
-            yield Verdict(f"peak memory, {weights} / SDPA", n, ratio, limit, at_most=True)
+    for (weights, limit), n in product(_MEMORY.items(), _LENGTHS):
+        softmax = table.best("peak_mib", n, mechanism="softmax")
+        ratio = _ratio(table.primal("peak_mib", n, weights), softmax)
+        yield Verdict(f"peak memory, {weights} / SDPA", n, ratio, limit, at_most=True)
 
 
 def _op_alone(table: _Table) -> Iterator[Verdict]:
-    for kind, target in _OP.items():
-        for weights in ("static", "sampled"):
-            for n in (1024, 65536):
-                form = {"mechanism": "primal_op", "weights": weights, "n": n, "kind": kind}
-                share = next((number(r, "copy_share") for r in select(table.rows, **form)), None)
-                what = f"op / copy, {kind}, {weights}"
-                yield Verdict(what, n, share, target, at_most=False)
-
-
-def _one_sequence(rows: Sequence[Row]) -> Iterator[Verdict]:
-    yield _longest(rows, "primal")
+    for (kind, target), weights, n in product(_OP.items(), ("static", "sampled"), (1024, 65536)):
+        form = {"mechanism": "primal_op", "weights": weights, "n": n, "kind": kind}
+        share = _cell(table.rows, "copy_share", **form)
+        yield Verdict(f"op / copy, {kind}, {weights}", n, share, target, at_most=False)
 
 
 def _longest(rows: Sequence[Row], mechanism: str) -> Verdict:

@@ -9,8 +9,8 @@ import torch
 import typer
 from rich.console import Console
 
+from primal_attention.benchmarking.plans import PRESETS, MeasurementPlan, plan_of, run_plan
 from primal_attention.benchmarking.plots import plot
-from primal_attention.benchmarking.presets import PRESETS, MeasurementPlan, plan_of
 from primal_attention.benchmarking.registry import ENTRIES, find_entries
 from primal_attention.benchmarking.results import (
     CROSSOVER,
@@ -22,7 +22,6 @@ from primal_attention.benchmarking.results import (
     results_path,
     select,
 )
-from primal_attention.benchmarking.runner import run_plan
 from primal_attention.benchmarking.targets import Verdict, commits, verdicts
 from primal_attention.cli.arguments import naming
 from primal_attention.training.results import current_commit

@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 
-from primal_attention.benchmarking import runner
+from primal_attention.benchmarking import plans
 from primal_attention.benchmarking.clocks import Copy
 from primal_attention.benchmarking.measurement import Measurement
-from primal_attention.benchmarking.presets import MILLION, PRESETS, plan_of
+from primal_attention.benchmarking.plans import LEFT_OUT, MILLION, PRESETS, plan_of, run_plan
 from primal_attention.benchmarking.results import (
     COLUMNS,
     Results,
@@ -19,7 +19,6 @@ from primal_attention.benchmarking.results import (
     row_of,
     select,
 )
-from primal_attention.benchmarking.runner import LEFT_OUT, run_plan
 
 from .made_up import made_up
 
@@ -33,7 +32,7 @@ COPY = Copy(moved=4000, gpu_ms=2.0, wall_ms=3.0)
 
 @pytest.fixture(autouse=True)
 def small_copy(monkeypatch):
-    monkeypatch.setattr(runner, "measure_copy", lambda device: Copy(4000, None, 2.0))
+    monkeypatch.setattr(plans, "measure_copy", lambda device: Copy(4000, None, 2.0))
 
 
 def tiny(*mechanisms, **sizes):
@@ -126,7 +125,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 
 def test_the_headline_has_what_the_targets_need():
     jobs = list(PRESETS["headline"].jobs())
-    seen = {(job.entry.name, job.sizes.n, job.kind, job.compiled) for job in jobs}
+    seen = {(job.name, job.sizes.n, job.kind, job.compiled) for job in jobs}
     for n in (1024, 4096, 16384, 65536):
         for name in ("projections", "primal-static", "primal-dual-causal", "released-sampled"):
             assert (name, n, "fwd+bwd", False) in seen
@@ -137,7 +136,7 @@ def test_the_headline_has_what_the_targets_need():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_preset_measures_twice(preset):
-    jobs = [(job.entry.name, *job[1:]) for job in PRESETS[preset].jobs()]
+    jobs = list(PRESETS[preset].jobs())
     assert len(jobs) == len(set(jobs)) > 0
 
 

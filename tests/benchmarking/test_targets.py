@@ -2,7 +2,7 @@
 
 import pytest
 
-from primal_attention.benchmarking.presets import MILLION
+from primal_attention.benchmarking.plans import MILLION
 from primal_attention.benchmarking.targets import commits, verdicts
 
 from .made_up import made_up

@@ -1,16 +1,22 @@
-"""Plans of measurements, the most wanted first, for runs that are cut short."""
+"""Plans of measurements, the most wanted first, for runs that are cut short; and their runs."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from multiprocessing import get_context
 
-from primal_attention.benchmarking.registry import ENTRIES, Entry, LayerSizes, find_entries
+import torch
 
-BOTH = "fwd+bwd"
+from primal_attention.benchmarking.clocks import measure_copy
+from primal_attention.benchmarking.measurement import Measurement, measure, median, reason
+from primal_attention.benchmarking.registry import BOTH, ENTRIES, Job, LayerSizes, find_entries
+from primal_attention.benchmarking.results import Results, Row, copy_row, crossover_rows, row_of
+
 MILLION = 1_048_576
+LEFT_OUT = "left out: the time was up"
 _LENGTHS = (256, 1024, 4096, 16384, 65536)
 _PRIMAL = ("primal-static", "primal-sampled", "primal-dual")
 _CAUSAL = ("primal-static-causal", "primal-dual-causal")
@@ -63,16 +69,7 @@ class MeasurementPlan:
                 batches = stage.batches or (max(total // n, 1),)
                 for batch, name, kind in product(batches, stage.entries, stage.passes):
                     shape = LayerSizes(n, batch, *sizes)  # type: ignore[arg-type]
-                    yield Job(ENTRIES[name], shape, kind, stage.compiled)
-
-
-class Job(NamedTuple):
-    """One measurement to be made."""
-
-    entry: Entry
-    sizes: LayerSizes
-    kind: str
-    compiled: bool
+                    yield Job(name, shape, kind, stage.compiled)
 
 
 PRESETS: dict[str, MeasurementPlan] = {
@@ -179,3 +176,57 @@ def _check(sizes: Mapping[str, Sequence[object]]) -> None:
     for value in sizes.get("dtype", ()):
         if value not in known:
             raise ValueError(f"dtype must be one of {', '.join(known)}, got {value!r}")
+
+
+def run_plan(
+    plan: MeasurementPlan,
+    results: Results,
+    *,
+    commit: str,
+    device: torch.device | None = None,
+    seconds: float | None = None,
+    watch: Callable[[Row], None] = lambda row: None,
+) -> None:
+    """Measure everything of a plan, then the lengths at which it crosses softmax attention.
+
+    Args:
+        plan: What to measure.
+        results: Where the rows go, each as soon as it is measured.
+        commit: Of the code, for every row.
+        device: Of the measurements; by default the first GPU, or the CPU.
+        seconds: After these no further measurement is begun; the rows say so.
+        watch: Called with each row.
+    """
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    end = time.monotonic() + (float("inf") if seconds is None else seconds)
+
+    def add(row: Row) -> None:
+        results.add([row])
+        watch(row)
+
+    copy = measure_copy(device)
+    add(copy_row(copy, commit))
+    measured: dict[Job, list[Measurement]] = {job: [] for job in plan.jobs()}
+    for _ in range(plan.rounds or 1):
+        for job, runs in measured.items():
+            if runs and (runs[0].note or time.monotonic() >= end):
+                continue
+            in_time = time.monotonic() < end
+            made = _measured_apart if plan.rounds else _measured
+            runs.append(made(job, device) if in_time else Measurement(note=LEFT_OUT))
+            add(row_of(job, median(runs), copy, commit))
+    for row in list(crossover_rows(results.rows)):
+        add(row)
+
+
+def _measured(job: Job, device: torch.device) -> Measurement:
+    return measure(ENTRIES[job.name], job.sizes, job.kind, device, compiled=job.compiled)
+
+
+def _measured_apart(job: Job, device: torch.device) -> Measurement:
+    """Measure in a process of its own: memory that others freed affects times."""
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(_measured, job, device).result()
+    except BrokenProcessPool as error:
+        return Measurement(note=reason(error))
