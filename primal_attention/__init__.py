@@ -2,7 +2,7 @@
 
 from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention
 from primal_attention.objectives import ksvd_loss, record_ksvd
-from primal_attention.patching import patch, plan, unpatch
+from primal_attention.patching import PrimalMultiheadAttention, patch, plan, unpatch
 from primal_attention.theory import KernelSVD
 
 __version__ = "0.1.0.dev0"
@@ -11,6 +11,7 @@ __all__ = [
     "ATTENTIONS",
     "KernelSVD",
     "PrimalAttention",
+    "PrimalMultiheadAttention",
     "build_attention",
     "ksvd_loss",
     "patch",

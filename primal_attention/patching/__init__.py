@@ -4,6 +4,7 @@ from primal_attention.patching.distill import DistillReport, distill
 from primal_attention.patching.export import export_onnx, export_program
 from primal_attention.patching.hosts import register_host
 from primal_attention.patching.hosts.host import Affine, Host, PatchedAttention, Projections
+from primal_attention.patching.hosts.torch_modules import PrimalMultiheadAttention
 from primal_attention.patching.integrations import KSVDMixin, trainer_callback
 from primal_attention.patching.patch import patch, unpatch
 from primal_attention.patching.plan import Plan, plan
@@ -16,6 +17,7 @@ __all__ = [
     "KSVDMixin",
     "PatchedAttention",
     "Plan",
+    "PrimalMultiheadAttention",
     "Projections",
     "distill",
     "export_onnx",

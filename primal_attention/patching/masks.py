@@ -196,8 +196,8 @@ def _require(fits: Tensor, *, causal: bool) -> None:
         fits,
         f"the mask is more than {form}, which is all that this layer can honour, beside sequences "
         "packed in one pass without a cache and outside of compiled graphs. Masks of sliding "
-        "windows or of blocks have no counterpart; a causal mask needs patch(..., causal=True), a "
-        "full one causal=False",
+        "windows or of blocks have no counterpart; a causal mask needs a layer built or patched "
+        "with causal=True, a full one causal=False",
     )
 
 

@@ -60,7 +60,7 @@ def patched_layers(model: nn.Module) -> dict[str, PatchedAttention]:
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, PatchedAttention)
+        if isinstance(module, PatchedAttention) and module.patched
     }
 
 
@@ -100,7 +100,7 @@ def _walk(module: nn.Module, path: str, ancestors: list[nn.Module]) -> Iterator[
     for name, child in module.named_children():
         where = f"{path}.{name}" if path else name
         host = next((host for host in HOSTS if host.owns(child)), None)
-        if host is not None or isinstance(child, PatchedAttention):
+        if host is not None or (isinstance(child, PatchedAttention) and child.patched):
             yield Site(where, child, above, host)
         else:
             yield from _walk(child, where, above)

@@ -138,7 +138,7 @@ class PatchedAttention(nn.Module):
         mechanism: The attention layer, with the projections of the host.
     """
 
-    record: Record  # set when the layer is put in place
+    record: Record  # set when patch() puts the layer in place
 
     def __init__(self, mechanism: nn.Module):
         super().__init__()
@@ -147,9 +147,19 @@ class PatchedAttention(nn.Module):
     def __prepare_scriptable__(self) -> nn.Module:
         """Refuse ``torch.jit.script``, which calls this before it compiles a model."""
         raise RuntimeError(
-            f"torch.jit.script cannot compile patched layers ({self.record.attention}), which are "
+            f"torch.jit.script cannot compile patched layers ({self.attention}), which are "
             "no TorchScript; use torch.jit.trace or torch.export, or unpatch(model)"
         )
+
+    @property
+    def patched(self) -> bool:
+        """True where ``patch`` put the layer in place, False where it was built directly."""
+        return hasattr(self, "record")
+
+    @property
+    def attention(self) -> str:
+        """The name of the mechanism in messages."""
+        return self.record.attention if self.patched else type(self.mechanism).__name__
 
     @property
     def causal(self) -> bool:
@@ -162,7 +172,7 @@ class PatchedAttention(nn.Module):
         A host says neither which queries are padding nor which come later: a mechanism that sums
         over them would let a decoder see its future.
         """
-        attention, card = self.record.attention, self.mechanism.mechanism
+        attention, card = self.attention, self.mechanism.mechanism
         if not card.cross:
             raise ValueError(f"{attention} has no cross-attention")
         if card.sums_over_queries(self.mechanism):

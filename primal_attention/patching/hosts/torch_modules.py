@@ -3,11 +3,14 @@
 Letters: B batch, N tokens, T source tokens, D model dim, H heads.
 """
 
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from primal_attention.attention import ATTENTIONS, build_attention
+from primal_attention.attention.base.validation import check_choice
 from primal_attention.patching.hosts.host import (
     Affine,
     Change,
@@ -50,7 +53,7 @@ class TorchModules(Host):
 
     def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
         """Use the signature of multi-head attention."""
-        return TorchAttention(mechanism, batch_first=bool(module.batch_first))
+        return PrimalMultiheadAttention.around(mechanism, batch_first=bool(module.batch_first))
 
     def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[Change]:
         """Turn off nested tensors, which the encoder would pass to its layers in evaluation."""
@@ -58,56 +61,157 @@ class TorchModules(Host):
         return [Change(encoder, "use_nested_tensor", False) for encoder in encoders]
 
 
-class TorchAttention(PatchedAttention):
-    """Attention called as ``(query, key, value, key_padding_mask, attn_mask)``.
+class PrimalMultiheadAttention(PatchedAttention):
+    """``nn.MultiheadAttention`` with a mechanism of the registry inside.
 
-    The attributes are those that a Transformer layer looks at before it takes its fused path in
-    evaluation, which would go around this module; a missing bias tells it not to.
+    Queries, keys and values that are one tensor, in compiled graphs one object, mean
+    self-attention; another tensor, passed as key and as value, means cross-attention. The layer
+    can be ``self_attn`` of an ``nn.TransformerEncoderLayer``, whose fused path in evaluation is
+    then off. ``patch`` puts it in the place of ``nn.MultiheadAttention``.
+
+    Args:
+        embed_dim: Model dimension D, a multiple of ``num_heads``.
+        num_heads: Number of heads H.
+        dropout: Probability of dropout after the output projection.
+        bias: Whether the projections have a bias.
+        batch_first: Tokens are [B, N, D], otherwise [N, B, D].
+        attention: A name of ``ATTENTIONS``.
+        causal: Each token sees itself and those before it, with or without a causal ``attn_mask``.
+        device: Where the parameters are; ``"meta"`` allocates none.
+        dtype: The dtype of the parameters.
+        **options: Options of the mechanism. Causal primal attention has ``weights="auto"`` by
+            default.
     """
 
+    # A Transformer layer looks at these before it takes its fused path in evaluation, which would
+    # go around this module; a missing bias tells it not to.
     in_proj_bias = None
     _qkv_same_embed_dim = True
+    contract_exemptions: ClassVar[dict[str, str]] = {
+        "cross-attention": "no argument says which queries are padding"
+    }
 
-    def __init__(self, mechanism: nn.Module, *, batch_first: bool):
+    def __init__(  # noqa: PLR0913 - the signature of nn.MultiheadAttention
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        batch_first: bool = False,
+        *,
+        attention: str = "primal",
+        causal: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ):
+        check_choice("attention", attention, ATTENTIONS)
+        if attention == "primal" and causal:
+            options.setdefault("weights", "auto")
+        with nullcontext() if device is None else torch.device(device):
+            mechanism = build_attention(
+                attention,
+                embed_dim,
+                num_heads,
+                dropout=dropout,
+                bias=bias,
+                causal=causal,
+                **options,
+            )
+        if dtype is not None:
+            mechanism.to(dtype)
+        self._hold(mechanism, batch_first=batch_first, needs_causal_mask=False)
+
+    @classmethod
+    def around(cls, mechanism: nn.Module, *, batch_first: bool) -> Self:
+        """Hold a layer that exists, in a host that passes a causal mask to what is causal."""
+        layer = cls.__new__(cls)
+        layer._hold(mechanism, batch_first=batch_first, needs_causal_mask=True)
+        return layer
+
+    def _hold(self, mechanism: nn.Module, *, batch_first: bool, needs_causal_mask: bool) -> None:
         super().__init__(mechanism)
-        self.batch_first, self.num_heads = batch_first, int(mechanism.num_heads)  # type: ignore[arg-type]
+        self.batch_first, self.needs_causal_mask = batch_first, needs_causal_mask
+        self.embed_dim, self.num_heads = int(self.mechanism.dim), int(self.mechanism.num_heads)
 
     def forward(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
+        need_weights: bool = False,
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """Outputs in the layout of the inputs, and None: there are no attention weights.
+        """Attention outputs in the layout of the inputs, and None in place of weights.
 
-        ``is_causal`` is a hint about ``attn_mask``, which is looked at instead.
+        Args:
+            query: Tokens [B, N, D], or [N, B, D] without ``batch_first``, or [N, D].
+            key: Tokens that are attended to; the query where None.
+            value: The same tensor as the key; the key where None.
+            key_padding_mask: True at padding, [B, T] or [T]; or 0 at real tokens and -inf at
+                padding, which is what Transformer layers make of it.
+            need_weights: Refused where True: there are no weights to return.
+            attn_mask: A causal mask where the layer is causal; nothing else can be honoured.
+            average_attn_weights: Ignored.
+            is_causal: A hint about ``attn_mask``, which is looked at instead.
         """
-        if not _same(key, value):
-            raise ValueError(
-                "value must be the tensor passed as key: patched layers use one of them"
-            )
+        key = query if key is None else key
+        value = key if value is None else value
+        self._check(query, key, value, need_weights=need_weights)
         crossing = not _same(key, query)
         x, context = self._batched(query), self._batched(key)
-        mask = _merged(attn_mask, key_padding_mask, x.shape[0], self.num_heads)
+        real_keys = _real_keys(key_padding_mask, key, context)
         if crossing:
             self.check_cross()
+            mask = _merged(attn_mask, real_keys, x.shape[0], self.num_heads)
             y = self.mechanism(x, context, context_mask=expanded(context_mask_of(mask), context))
         else:
-            if mask is None and self.causal:
-                raise ValueError(
-                    "this layer is causal but attn_mask is None, which asks for full attention; "
-                    "pass the causal mask, or patch(..., causal=False)"
-                )
-            real = token_mask_of(mask, num_queries=x.shape[1], causal=self.causal)
+            real = self._real_tokens(x, attn_mask, real_keys, is_causal=is_causal)
             y = self.mechanism(x, token_mask=expanded(real, x))
         if query.ndim == 2:
             return y[0], None
         return y if self.batch_first else y.transpose(0, 1), None
+
+    def extra_repr(self) -> str:
+        """The layout, for printing."""
+        return f"batch_first={self.batch_first}"
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool) -> None:
+        if need_weights:
+            raise ValueError(
+                "need_weights=True: a mechanism without a matrix of scores has no weights to "
+                "return; pass need_weights=False, and see primal_attention.analysis.spectrum"
+            )
+        if not _same(key, value):
+            raise ValueError(
+                "value must be the tensor passed as key: the layer makes keys and values of one"
+            )
+        if query.ndim not in (2, 3) or key.ndim != query.ndim:
+            raise ValueError(
+                "query and key must both have 2 dimensions, or 3 with a batch; got "
+                f"{tuple(query.shape)} and {tuple(key.shape)}"
+            )
+
+    def _real_tokens(
+        self, x: Tensor, attn_mask: Tensor | None, real_keys: Tensor | None, *, is_causal: bool
+    ) -> Tensor | None:
+        """The real tokens [B, N] of a self-attention; None where all are."""
+        if attn_mask is None and is_causal and not self.causal:
+            raise ValueError(
+                "is_causal=True: this layer is not causal; build or patch it with causal=True"
+            )
+        if attn_mask is None and self.causal and not self.needs_causal_mask:
+            return real_keys
+        mask = _merged(attn_mask, real_keys, x.shape[0], self.num_heads)
+        if mask is None and self.causal:
+            raise ValueError(
+                "this layer is causal but attn_mask is None, which asks for full attention; "
+                "pass the causal mask, or patch(..., causal=False)"
+            )
+        return token_mask_of(mask, num_queries=x.shape[1], causal=self.causal)
 
     def _batched(self, z: Tensor) -> Tensor:
         if z.ndim == 2:
@@ -123,23 +227,40 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return layout[0] == layout[1]
 
 
+def _real_keys(key_padding_mask: Tensor | None, key: Tensor, context: Tensor) -> Tensor | None:
+    """Return the keys [B, T] that are no padding; None where nothing says so."""
+    if key_padding_mask is None:
+        return None
+    shape = context.shape[:2] if key.ndim == 3 else context.shape[1:2]
+    if key_padding_mask.shape != shape:
+        raise ValueError(
+            f"key_padding_mask must be {tuple(shape)}, one entry for each key, got "
+            f"{tuple(key_padding_mask.shape)}"
+        )
+    return _seen("key_padding_mask", key_padding_mask).view(context.shape[:2])
+
+
 def _merged(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch_size: int, num_heads: int
+    attn_mask: Tensor | None, real_keys: Tensor | None, batch_size: int, num_heads: int
 ) -> Tensor | None:
     """The keys that each query sees, [B or 1, H or 1, N or 1, T]; True in a bool mask hides."""
     seen = None
     if attn_mask is not None:
-        seen = _seen(attn_mask)
+        seen = _seen("attn_mask", attn_mask)
         shape = (1, 1) if attn_mask.ndim == 2 else (batch_size, num_heads)
         seen = seen.view(*shape, *attn_mask.shape[-2:])
-    if key_padding_mask is not None:
-        real = _seen(key_padding_mask).view(-1, 1, 1, key_padding_mask.shape[-1])
+    if real_keys is not None:
+        real = real_keys[:, None, None, :]
         seen = real if seen is None else seen & real
     return seen
 
 
-def _seen(mask: Tensor) -> Tensor:
-    return ~mask if mask.dtype == torch.bool else seen_by(mask)
+def _seen(name: str, mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return ~mask
+    if not mask.is_floating_point():
+        raise ValueError(f"{name} must be bool, True where hidden, got {mask.dtype}")
+    return seen_by(mask)
 
 
 def _refuse(mha: Any) -> None:
