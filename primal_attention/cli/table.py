@@ -195,13 +195,16 @@ def _to_csv(table: Table) -> str:
 
 
 def _numbers(table: Table, key: Key, column: str) -> Iterator[str]:
-    cell = table.cells[key, column]
-    yield "" if cell.printed is None else str(cell.printed)
-    for protocol in table.expected.protocols:
-        ours = cell.ours.get(protocol)
-        yield "" if ours is None else f"{ours.mean:.4f}"
-        yield "" if ours is None or ours.margin is None else f"{ours.margin:.4f}"
-        yield "" if ours is None else str(ours.seeds)
+    for source in table.sources:
+        number = table.value(key, column, source)
+        if isinstance(number, Estimate):
+            yield f"{number.mean:.4f}"
+            yield "" if number.margin is None else f"{number.margin:.4f}"
+            yield str(number.seeds)
+        elif source == PRINTED:
+            yield "" if number is None else str(number)
+        else:
+            yield from ("", "", "")
 
 
 def _to_markdown(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> str:

@@ -5,18 +5,18 @@ columns stand for, and ``results.csv``, our runs. A run counts in a cell if its 
 of the named recipe with the settings of the cell; nothing else is mixed in.
 """
 
+import itertools
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from primal_attention.attention import options_of
 from primal_attention.models.stacks import MODELS, mechanism_of
 from primal_attention.training.domains import find_recipe
 from primal_attention.training.recipe import Recipe, nearest
-from primal_attention.training.results import Estimate, Row, average, estimate, settings_of
+from primal_attention.training.results import KEY, Estimate, Row, average, estimate, settings_of
 
 EXPECTED, RESULTS = "expected.toml", "results.csv"
 PRINTED = "printed"  # the paper's own number, beside the protocols
@@ -48,12 +48,12 @@ def read_expected(path: Path) -> Expected:
     """Read the table of an ``expected.toml``."""
     try:
         values = tomllib.loads(path.read_text())
-        columns = [_text(value) for value in values["columns"]]
+        columns = [str(value) for value in values["columns"]]
         keys = list[Key]()
         printed: dict[tuple[Key, str], float] = {}
         for row in values["rows"]:
             numbers = row.pop("paper", None)
-            keys.append(tuple((name, _text(value)) for name, value in row.items()))
+            keys.append(tuple((name, str(value)) for name, value in row.items()))
             if numbers is not None:
                 printed |= {(keys[-1], each): n for each, n in zip(columns, numbers, strict=True)}
         return Expected(
@@ -94,20 +94,12 @@ def find_expected(name: str, folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """The paper's number and ours by protocol, each where there is one."""
-
-    printed: float | None = None
-    ours: Mapping[str, Estimate] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Table:
     """A filled table."""
 
     expected: Expected
     columns: tuple[str, ...]
-    cells: Mapping[tuple[Key, str], Cell]
+    numbers: Mapping[tuple[Key, str, str], float | Estimate]  # of a row, a column and a source
     counted: tuple[Row, ...]  # runs that are in a cell
     left_out: tuple[Row, ...]  # runs under its protocols that belong to no cell
 
@@ -122,8 +114,7 @@ class Table:
 
     def value(self, key: Key, column: str, source: str) -> float | Estimate | None:
         """Return the number of a cell."""
-        cell = self.cells.get((key, column), Cell())
-        return cell.printed if source == PRINTED else cell.ours.get(source)
+        return self.numbers.get((key, column, source))
 
     def common_keys(self) -> tuple[Key, ...]:
         """Return the rows with a number in every filled column: averages over them are fair."""
@@ -161,28 +152,27 @@ def fill(
         columns: Those to show; by default all that have a run, or else all of the paper.
         settings: ``key=value`` changes to the recipes: shows runs that have them instead.
     """
-    runs = _distinct(row for row in rows if expected.selection in (None, row["selection"]))
+    counting = [row for row in rows if expected.selection in (None, row["selection"])]
+    runs = list({tuple(row[name] for name in KEY): row for row in counting}.values())
     known = _known_columns(expected, runs)
     for column in columns:
         if column not in known:
             raise ValueError(f"no column is called {column!r}; {nearest(column, known)}")
-    cells, used = {}, set()
-    for key in expected.keys:
-        for column in known:
-            ours = {}
-            for protocol in expected.protocols:
-                found = _runs_of(expected, runs, (key, column, protocol), settings)
-                used |= {id(row) for row in found}
-                if found:
-                    ours[protocol] = estimate([float(row["value"]) for row in found])
-            cells[key, column] = Cell(expected.printed.get((key, column)), ours)
-    shown = tuple(columns) or tuple(
-        column for column in known if any(cells[key, column].ours for key in expected.keys)
-    )
+    numbers: dict[tuple[Key, str, str], float | Estimate] = {
+        (*cell, PRINTED): number for cell, number in expected.printed.items()
+    }
+    used, filled = set(), set()
+    for place in itertools.product(expected.keys, known, expected.protocols):
+        found = _runs_of(expected, runs, place, settings)
+        if found:
+            numbers[place] = estimate([float(row["value"]) for row in found])
+            used |= {id(row) for row in found}
+            filled.add(place[1])
+    shown = tuple(columns) or tuple(column for column in known if column in filled)
     of_protocols = [row for row in runs if row["protocol"] in expected.protocols]
     counted = tuple(row for row in of_protocols if id(row) in used)
     left_out = tuple(row for row in of_protocols if id(row) not in used)
-    return Table(expected, shown or tuple(expected.headings), cells, counted, left_out)
+    return Table(expected, shown or tuple(expected.headings), numbers, counted, left_out)
 
 
 def printed_number(expected: Expected, recipe: Recipe) -> float | None:
@@ -212,9 +202,9 @@ def other_schedules(table: Table) -> list[str]:
     for row in table.counted:
         task, model = f"{table.expected.domain}/{row['dataset']}", row["model"]
         recipe, plain = find_recipe(task, model, row["protocol"]), Recipe(task, model)
-        unit = "epochs" if recipe.optim.steps is None else "steps"
-        ran = _as_dict(row["settings"], model).get(unit, _text(getattr(plain.optim, unit)))
-        whole = _text(getattr(recipe.optim, unit))
+        unit = f"{recipe.optim.unit}s"
+        ran = _as_dict(row["settings"], model).get(unit, str(getattr(plain.optim, unit)))
+        whole = str(getattr(recipe.optim, unit))
         if ran != whole:
             found.setdefault(f"{ran} of {whole} {unit}", {})[row["dataset"]] = None
     return [f"{schedule} ({', '.join(names)})" for schedule, names in found.items()]
@@ -233,11 +223,6 @@ def why_left_out(expected: Expected, row: Row) -> str:
     names = sorted(wanted.keys() | found.keys())
     changed = [f"{n}={found.get(n, 'default')}" for n in names if wanted.get(n) != found.get(n)]
     return " ".join(changed)
-
-
-def _distinct(rows: Iterable[Row]) -> list[Row]:
-    names = ("dataset", "model", "protocol", "seed", "settings")
-    return list({tuple(row[name] for name in names): row for row in rows}.values())
 
 
 def _known_columns(expected: Expected, runs: Sequence[Row]) -> list[str]:
@@ -306,8 +291,4 @@ def _as_dict(settings: str, model: str, ignored: Collection[str] = ()) -> dict[s
 def _defaults(model: str) -> dict[str, str]:
     """Return the options of a model's mechanism as settings."""
     parameters = options_of(mechanism_of(model))
-    return {f"attention.{name}": _text(each.default) for name, each in parameters.items()}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
+    return {f"attention.{name}": str(each.default) for name, each in parameters.items()}

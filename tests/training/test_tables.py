@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from primal_attention.training import find_recipe
-from primal_attention.training.results import COLUMNS, key_of
+from primal_attention.training.results import COLUMNS, Estimate, key_of
 from primal_attention.training.tables import (
     fill,
     find_expected,
@@ -36,7 +36,7 @@ def key(name):
 
 
 def ours(table, name="Heartbeat", column="primalformer", protocol="paper"):
-    return table.cells[key(name), column].ours.get(protocol)
+    return table.value(key(name), column, protocol)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -123,7 +123,7 @@ def test_every_recipe_of_a_folder_has_its_cell(folder):
         rows = [each | {"selection": expected.selection} for each in rows]
     table = fill(expected, rows)
     assert table.left_out == ()
-    counts = [each.seeds for cell in table.cells.values() for each in cell.ours.values()]
+    counts = [each.seeds for each in table.numbers.values() if isinstance(each, Estimate)]
     assert sum(counts) == len(rows)
     assert max(counts) <= 5
 
