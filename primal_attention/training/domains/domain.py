@@ -1,11 +1,16 @@
-"""A task domain: all that training, the command line and the suite need to know of it."""
+"""A task domain: all that training, the command line and the suite need to know of it.
+
+With the settings of Primal-Attention that recipes of several domains choose for each set.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import nn
 
+from primal_attention.models.stacks import mechanism_of
 from primal_attention.tasks import Sizes, Task
 from primal_attention.training.domains.sequences import build_sequence_model
 from primal_attention.training.recipe import Recipe
@@ -40,3 +45,29 @@ class Domain:
     missing: str = "not at hand"
     usage: str = ""
     acts: bool = False
+
+
+class Directions(NamedTuple):
+    """Directions s, weight eta of the objective, landmarks a direction."""
+
+    num: int
+    eta: float
+    samples: int = 10
+
+
+def with_directions(recipe: Recipe, directions: Directions) -> Recipe:
+    """Set the directions of a recipe whose model has Primal layers.
+
+    Of layers with a learned time the number of directions alone: they sample nothing, and no weight
+    of their objective has been chosen yet.
+    """
+    mechanism = mechanism_of(recipe.model.name)
+    if mechanism == "primal_time":
+        return recipe.replace(attention={"num_directions": directions.num})
+    if mechanism != "primal":
+        return recipe
+    options = {
+        "num_directions": directions.num,
+        "samples_per_direction": directions.samples,
+    }
+    return recipe.replace(eta=directions.eta, attention=options)

@@ -13,8 +13,7 @@ from primal_attention.tasks import (
     prepare_images,
 )
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS
-from primal_attention.training.domains.directions import Directions, with_directions
-from primal_attention.training.domains.domain import Domain
+from primal_attention.training.domains.domain import Directions, Domain, with_directions
 from primal_attention.training.recipe import Recipe
 
 DIRECTIONS = Directions(96, 0.05)

@@ -16,8 +16,7 @@ from primal_attention.tasks.lra import (
     lra_task,
     prepare_lra,
 )
-from primal_attention.training.domains.directions import Directions, with_directions
-from primal_attention.training.domains.domain import Domain
+from primal_attention.training.domains.domain import Directions, Domain, with_directions
 from primal_attention.training.recipe import Recipe, nearest
 
 

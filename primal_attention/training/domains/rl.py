@@ -6,8 +6,7 @@ from primal_attention.models.decision_transformer import DecisionModel, build_de
 from primal_attention.tasks import RL_SETS, Sizes, Task, find_rl, prepare_rl, rl_task
 from primal_attention.tasks.offline_rl import environment_of
 from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
-from primal_attention.training.domains.directions import Directions, with_directions
-from primal_attention.training.domains.domain import Domain
+from primal_attention.training.domains.domain import Directions, Domain, with_directions
 from primal_attention.training.recipe import Recipe
 
 ETA = 0.05

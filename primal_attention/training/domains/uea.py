@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from primal_attention.tasks import UEA_SETS, Task, find_uea, prepare_uea, uea_task
-from primal_attention.training.domains.directions import Directions, with_directions
-from primal_attention.training.domains.domain import Domain
+from primal_attention.training.domains.domain import Directions, Domain, with_directions
 from primal_attention.training.recipe import Recipe
 
 _RELEASED: dict[str, dict[str, Directions]] = {
