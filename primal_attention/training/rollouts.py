@@ -101,7 +101,7 @@ def try_policy(
     return roll_out(policy, found.encoding, environment, trial, told=told, video=video)
 
 
-def trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
+def _trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
     """Return the columns that say which policy was tried, and how."""
     environment = environment_of(found.recipe.set_name)
     usual = trial.target == environment.targets[0] and mode == "window"
@@ -115,25 +115,17 @@ def trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
     }
 
 
-def policy_row(
-    found: Policies, selection: str, trial: Trial, mode: str, rollout: Rollout, made: Row
-) -> Row:
-    """Make the row of a policy: its mean return, on the scale of D4RL, with an interval.
-
-    ``made`` says on which device and by which commit.
-    """
+def _measured(found: Policies, selection: str, rollout: Rollout) -> Row:
+    """Return the columns of what came of it: the mean return on the scale of D4RL, an interval."""
     entry = found.rounds[selection]
     scores = estimate(environment_of(found.recipe.set_name).score(rollout.returns).tolist())
     return {
-        **trial_key(found, selection, trial, mode),
         "metric": "return",
         "value": f"{scores.mean:.4f}",
         "valid": f"{entry['valid_action_mse']:.6f}",
         "epoch": f"{entry['epoch']}",
         "steps": f"{entry['step']:.0f}",
         "seconds": "",
-        **made,
-        "torch": torch.__version__,
         "margin": "" if scores.margin is None else f"{scores.margin:.4f}",
         "return": f"{rollout.returns.mean():.2f}",
         "length": f"{rollout.lengths.mean():.1f}",
@@ -169,8 +161,9 @@ def missing_rows(
     """
     rows, known = list(rows), None
     made = {"device": device_name(torch.device(device)), "commit": commit}
+    made["torch"] = torch.__version__
     for selection in SELECTIONS:
-        key = trial_key(found, selection, trial, mode)
+        key = _trial_key(found, selection, trial, mode)
         if any(key.items() <= row.items() for row in rows):
             continue
         if known is None or found.rounds["last"] != found.rounds["best"]:
@@ -181,4 +174,4 @@ def missing_rows(
                 known = try_policy(
                     found, selection, trial, mode, device=device, told=told, video=place
                 )
-        yield policy_row(found, selection, trial, mode, known, made)
+        yield {**key, **_measured(found, selection, known), **made}
