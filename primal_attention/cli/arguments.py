@@ -10,7 +10,7 @@ import typer
 
 from primal_attention.attention import options_of
 from primal_attention.models.stacks import mechanism_of
-from primal_attention.tasks import Sizes, Task
+from primal_attention.tasks import Task
 from primal_attention.training import Recipe, build_model, find_recipe, task_of
 from primal_attention.training.recipe import nearest
 from primal_attention.training.run_directory import read_recipe
@@ -100,10 +100,12 @@ def load_task(recipe: Recipe, folder: Path | None) -> Task:
         return task_of(recipe, folder)
 
 
-def check_model(recipe: Recipe, sizes: Sizes) -> None:
-    """Raise where no model can be built from a recipe; allocates nothing."""
+def load_task_of_model(recipe: Recipe, folder: Path | None) -> Task:
+    """Load the data of a recipe; raise where no model can be built for them, allocating nothing."""
+    task = load_task(recipe, folder)
     with naming("--set"), torch.device("meta"):
-        build_model(recipe, sizes)
+        build_model(recipe, task.sizes)
+    return task
 
 
 def check_directory(directory: Path, recipe: Recipe) -> None:

@@ -19,8 +19,7 @@ from primal_attention.cli.arguments import (
     Settings,
     TaskName,
     check_directory,
-    check_model,
-    load_task,
+    load_task_of_model,
     naming,
     recipe_of,
 )
@@ -66,13 +65,16 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
     recipe = recipe_of(task, model, protocol, seed, set_ or ())
     console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
     with naming("--protocol or --set valid_fraction"):
-        _check_selection(recipe)
+        if protocol == "clean" and recipe.data.valid_fraction is None:
+            raise ValueError(
+                "valid_fraction=none would choose settings on the test cases; "
+                "--protocol paper does that openly"
+            )
     if protocol == "paper":
         console.print("warning: the paper's protocol selects settings on the test cases")
     with naming("--sampler"):
         space = space_of(sampler, model)
-    cases = load_task(recipe, data)
-    check_model(recipe, cases.sizes)
+    cases = load_task_of_model(recipe, data)
     name = study or "-".join([*task.split("/"), model, protocol, f"seed{seed}", sampler])
     folder = out / "sweeps" / name
     with naming("--storage or --study"):
@@ -101,15 +103,6 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
     with resumable(folder):
         run_trials(opened, space, trials, run)
     _print_best(opened, recipe, set_ or ())
-
-
-def _check_selection(recipe: Recipe) -> None:
-    """Only the paper's own protocol looks at the test cases to choose."""
-    if recipe.run.protocol == "clean" and recipe.data.valid_fraction is None:
-        raise ValueError(
-            "valid_fraction=none would choose settings on the test cases; "
-            "--protocol paper does that openly"
-        )
 
 
 def _print_best(study: Any, recipe: Recipe, settings: Sequence[str]) -> None:

@@ -23,20 +23,16 @@ from primal_attention.cli.arguments import (
     Settings,
     TaskName,
     check_directory,
-    check_model,
-    load_task,
+    load_task_of_model,
     naming,
     recipe_of,
 )
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
 from primal_attention.training.checkpoint import BEST, LAST
 from primal_attention.training.devices import LostPeerError, from_first, with_peers
-from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import add_rows, current_commit, read_rows, row_of
 from primal_attention.training.run_directory import RESULT, directory_of
-from primal_attention.training.tables import printed_in
-
-RESULTS = "results.csv"
+from primal_attention.training.tables import RESULTS, printed_in
 
 
 def train(  # noqa: PLR0913 - each is an option of the command
@@ -60,8 +56,7 @@ def train(  # noqa: PLR0913 - each is an option of the command
 ) -> None:
     """Train a recipe; the same command again goes on where it was interrupted."""
     recipe = recipe_of(task, model, protocol, seed, set_ or ())
-    cases = load_task(recipe, data)
-    check_model(recipe, cases.sizes)
+    cases = load_task_of_model(recipe, data)
     directory = directory_of(out, recipe)
     check_directory(directory, recipe)
     with naming("--out"):
@@ -134,14 +129,15 @@ def _tell_of_thread(error: threading.ExceptHookArgs) -> None:
 
 def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None:
     on_test = outcome.recipe.data.valid_fraction is None
-    unit = "epoch" if outcome.recipe.optim.steps is None else "step"
+    unit = outcome.recipe.optim.unit
     selection = f"best {unit} on {'the test' if on_test else 'validation'} cases"
     place = outcome.rounds[outcome.best][unit]
     checkpoint = directory / BEST
+    printed = printed_in(Path("reproduction"), outcome.recipe)
     command = ["primal", "evaluate", str(checkpoint), *(["--data", str(data)] if data else [])]
     rows = {
         f"test {outcome.metric}": f"{outcome.value:.2f}",
-        **_printed(outcome.recipe),
+        **({"the paper": "{} ({})".format(*printed)} if printed else {}),
         "selection": f"{selection} ({outcome.valid:.2f}, {unit} {place})",
         "time": f"{outcome.seconds:.1f} s, {outcome.steps} steps on {outcome.device}",
         "checkpoint": str(checkpoint),
@@ -150,9 +146,3 @@ def _print_outcome(outcome: Outcome, directory: Path, data: Path | None) -> None
     console = Console(highlight=False, soft_wrap=True)
     for name, value in rows.items():
         console.print(f"[bold]{name:17}[/]{value}")
-
-
-def _printed(recipe: Recipe) -> dict[str, str]:
-    """Return the paper's number, where the reproduction suite is available."""
-    found = printed_in(Path("reproduction"), recipe)
-    return {} if found is None else {"the paper": "{} ({})".format(*found)}

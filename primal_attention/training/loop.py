@@ -339,11 +339,9 @@ class Run:
 
 def _as_long_as(entry: Entry, recipe: Recipe) -> Recipe:
     """Return the recipe of a run that ends where that round did, evaluated only there."""
-    if recipe.optim.steps is not None:
-        steps = int(entry["step"])
-        return recipe.replace(steps=steps, eval_every=steps, patience=None)
-    epochs = int(entry["epoch"])
-    return recipe.replace(epochs=epochs, eval_every=epochs, patience=None)
+    unit = recipe.optim.unit
+    length = int(entry[unit])
+    return recipe.replace(**{f"{unit}s": length}, eval_every=length, patience=None)
 
 
 def _check_cases(task: Task) -> None:

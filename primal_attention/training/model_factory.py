@@ -85,19 +85,16 @@ def load_trained(path: Path) -> Trained:
         what = ", ".join(sorted(missing))
         raise ValueError(f"{path} lacks {what}; give the {BEST} of a run directory")
     with fitting(path, "the checkpoint of a model"):
-        recipe, sizes = Recipe.from_json(facts["recipe"]), Sizes(**facts["sizes"])
-        encoding = None
-        if facts["encoding"] and not acts(recipe):
-            encoding = SeriesEncoding.from_dict(facts["encoding"])
-            _check_length(encoding, sizes)
-        labels = tuple(map(str, facts["labels"]))
+        recipe = Recipe.from_json(facts["recipe"])
     if acts(recipe):
         raise ValueError(f"{path} is a policy of {recipe.task}; primal rollout measures it")
     with fitting(path, "the checkpoint of a model"):
+        sizes, encoding = Sizes(**facts["sizes"]), None
+        if facts["encoding"]:
+            encoding = SeriesEncoding.from_dict(facts["encoding"])
+            length, expected = encoding.num_tokens, sizes.num_tokens
+            if length != expected:
+                raise ValueError(f"series of {length} tokens, a model of {expected}")
+        labels = tuple(map(str, facts["labels"]))
         model = trained_model(recipe, sizes, checkpoint.tensors)
     return Trained(recipe, model, sizes, labels, encoding)
-
-
-def _check_length(encoding: SeriesEncoding, sizes: Sizes) -> None:
-    if encoding.num_tokens != sizes.num_tokens:
-        raise ValueError(f"series of {encoding.num_tokens} tokens, a model of {sizes.num_tokens}")

@@ -105,6 +105,11 @@ class OptimSettings:
         _check("adam_beta2", self.adam_beta2, lambda value: 0 <= value < 1, "in [0, 1)")
         _check("warmup", self.warmup, lambda value: 0 <= value <= 1, "between 0 and 1")
 
+    @property
+    def unit(self) -> str:
+        """Unit that the length of a run is counted in, epoch or step."""
+        return "epoch" if self.steps is None else "step"
+
 
 @dataclass(frozen=True)
 class RunSettings:

@@ -52,7 +52,7 @@ class FinishedRun:
     @property
     def unit(self) -> str:
         """The unit of its length."""
-        return "epoch" if self.recipe.optim.steps is None else "step"
+        return self.recipe.optim.unit
 
     @property
     def chooser(self) -> str:
