@@ -90,10 +90,7 @@ class _Moved(torch.autograd.Function):
 
 
 def token_order(x: Tensor, mask: Tensor | None) -> Compaction:
-    """Bring the real tokens of x [B, N, ...] to the front of their sequence.
-
-    The mask [B, N] is True at real tokens.
-    """
+    """Return the order that puts real tokens of x [B, N, ...], True in mask [B, N], first."""
     B, N = x.shape[:2]
     if mask is None:
         num_real = torch.full((B,), N, device=x.device)

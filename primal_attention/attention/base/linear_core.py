@@ -65,7 +65,7 @@ def attend_moments(
     *,
     least: float | None = None,
 ) -> Tensor:
-    """Outputs [B, N, H, C] of queries [B, N, H, .] over all real tokens of keys [B, T, H, .].
+    """Attend from queries [B, N, H, .] to all real tokens of keys [B, T, H, .]: [B, N, H, C].
 
     The normaliser is at least ``least``; if that is None, an output is 0 where the normaliser is
     too small to have any digits.
@@ -85,7 +85,7 @@ def scan_moments(
     causal: bool = True,
     least: float | None = None,
 ) -> tuple[Tensor, LinearState]:
-    """Outputs [B, N, H, C] over the tokens up to each, and the moments after the last.
+    """Return outputs [B, N, H, C] over the tokens up to each, and the moments after the last.
 
     Not causal, time passes in both directions.
     """

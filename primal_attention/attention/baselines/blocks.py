@@ -37,8 +37,7 @@ def into_blocks(x: Tensor, length: int) -> Tensor:
 def windows(k: Tensor, v: Tensor, real: Tensor, length: int, reach: Reach) -> KeyBlocks:
     """Return the keys within reach of each query, for blocks of ``length`` queries.
 
-    k and v [B, before + N, H, C] and real [B, before + N] begin with the ``before`` tokens that
-    stand in front of the first query.
+    k, v [B, before + N, H, C] and real begin with the ``before`` tokens ahead of the first query.
     """
     size = reach.before + length + reach.after
     N = k.shape[1] - reach.before

@@ -17,8 +17,7 @@ from primal_attention.attention.base.compaction import Compaction, padded
 def padding_of(x: Tensor, cu_seqlens: Tensor, max_seqlen: int | None, dim: int) -> Compaction:
     """Pad the sequences packed in x to an upper bound of their lengths, ``max_seqlen``.
 
-    Without it the length of the longest is read, which synchronises. The values of the bounds are
-    checked on a CPU only.
+    If it is None, the longest length is read, which synchronises. Bounds are checked on CPU only.
     """
     T = _num_tokens(x, dim)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
