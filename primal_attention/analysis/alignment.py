@@ -59,7 +59,7 @@ class LayerAlignment:
     cosine_by_chance: MeanDeviation
 
     def cells(self) -> tuple[str, ...]:
-        """The row of a printed table."""
+        """Return the row of a printed table."""
         return self.name, self.theory, *(str(getattr(self, name)) for name in Agreement._fields)
 
 
@@ -118,7 +118,7 @@ def right_singular_vectors(matrix: Tensor) -> Tensor:
 
 
 def kernel_pca_values(k: Tensor) -> Tensor:
-    r"""The values $(a_{jd} - \bar a_d) / g(k_j)$ of keys [H, T, C], leading first: [H, T, T-1]."""
+    r"""Compute $(a_{jd} - \bar a_d) / g(k_j)$ of keys [H, T, C], leading first: [H, T, T-1]."""
     scores = k @ k.mT / k.shape[-1] ** 0.5  # [H, T, T]
     log_g = scores.logsumexp(-1, keepdim=True)
     logarithms = scores - log_g - log_g.mT

@@ -58,11 +58,11 @@ class CapturedAttention:
                 yield AttendedSequence(q.double(), k.double(), v.double())
 
     def matrices(self) -> Iterator[HeadMatrices]:
-        """The attention matrices of each sequence."""
+        """Yield the attention matrices of each sequence."""
         return map(self.matrix, self.sequences())
 
     def matrix(self, sequence: AttendedSequence) -> HeadMatrices:
-        """The attention matrices of one sequence."""
+        """Compute the attention matrices of one sequence."""
         q, k, v = sequence
 
         def attend(values: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class CapturedPrimal:
         )
 
     def matrices(self) -> Iterator[HeadMatrices]:
-        """The kernel of each sequence."""
+        """Yield the kernel of each sequence."""
         for sequence in self.sequences():
             yield sequence.kernel(crossing=self.crossing)
 

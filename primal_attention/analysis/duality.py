@@ -60,7 +60,7 @@ class LayerDuality:
     best: MeanDeviation
 
     def cells(self) -> tuple[str, ...]:
-        """The row of a printed table."""
+        """Return the row of a printed table."""
         numbers = (str(getattr(self, name)) for name in HeadDuality._fields)
         return self.name, self.weights, str(self.num_directions), *numbers
 

@@ -51,7 +51,7 @@ class HeadMatrices(ABC):
         r"""$|K - K^\top|_F$, [H]."""
 
     def row_blocks(self) -> Iterator[Tensor]:
-        """All rows, a few at a time; of factors at most 1,024, evenly spaced."""
+        """Yield all rows, a few at a time; of factors at most 1,024, evenly spaced."""
         stride = self._stride()
         for start in range(0, self.shape[1], _ROWS * stride):
             yield self.rows(slice(start, start + _ROWS * stride, stride))
@@ -60,7 +60,7 @@ class HeadMatrices(ABC):
         return 1
 
     def dense(self) -> Tensor:
-        """The matrices themselves, [H, N, T]."""
+        """Return the dense matrices, [H, N, T]."""
         return self.rows(slice(None))
 
 
@@ -78,7 +78,7 @@ class DenseHeads(HeadMatrices):
         return H, N, T
 
     def singular_values(self) -> Tensor:
-        """From the SVD."""
+        """Compute the singular values by an SVD."""
         return singular_values(self.matrix)
 
     def inner_products(self) -> Tensor:
@@ -87,11 +87,11 @@ class DenseHeads(HeadMatrices):
         return flat @ flat.T
 
     def rows(self, some: slice) -> Tensor:
-        """A slice."""
+        """Return a slice of the rows."""
         return self.matrix[:, some]
 
     def skew_norms(self) -> Tensor:
-        """The norm of the difference."""
+        """Return the norms of the differences from the transposes."""
         return frobenius(self.matrix - self.matrix.mT)
 
 
@@ -110,7 +110,7 @@ class LowRankHeads(HeadMatrices):
         return H, N, self.right.shape[1]
 
     def singular_values(self) -> Tensor:
-        r"""From $R_L R_R^\top$ with the triangular factors of L and R: O((N + T) P^2)."""
+        r"""Decompose $R_L R_R^\top$ with the triangular factors of L and R: O((N + T) P^2)."""
         return singular_values(_core(self.left, self.right))
 
     def inner_products(self) -> Tensor:
@@ -131,7 +131,7 @@ class LowRankHeads(HeadMatrices):
         return frobenius(_core(self.left, self.right))
 
     def skew_norms(self) -> Tensor:
-        r"""From $K - K^\top = [L, R] [R, -L]^\top$."""
+        r"""Return the norms of $K - K^\top = [L, R] [R, -L]^\top$."""
         return self.minus(self.right, self.left).norms()
 
     def minus(self, left: Tensor, right: Tensor) -> "LowRankHeads":
@@ -153,7 +153,7 @@ def frobenius(matrix: Tensor) -> Tensor:
 
 
 def triangle(columns: Tensor) -> Tensor:
-    """The factor R of a QR decomposition: its Gram matrix is that of the columns."""
+    """Return R of a QR decomposition, which has the Gram matrix of the columns."""
     factor: Tensor = torch.linalg.qr(columns, mode="r").R
     return factor
 
@@ -174,7 +174,7 @@ def explained_energy(singular_values: Tensor) -> Tensor:
 
 
 def directions_for(explained: Tensor, energy: float) -> Tensor:
-    """The least number of directions that explain that much, [...]."""
+    """Count the directions needed to explain that much, [...]."""
     return (explained < energy * (1 - 1e-12)).sum(-1) + 1
 
 

@@ -77,11 +77,11 @@ class LayerSpectrum:
     redundancy: MeanDeviation  # over sequences alone
 
     def num_directions(self, energy: float = ENERGY) -> int:
-        """The least number of directions whose mean explained variance is that much."""
+        """Return the least number of directions whose mean explained variance is that much."""
         return int(directions_for(self.explained, energy))
 
     def cells(self) -> tuple[str, ...]:
-        """The cells of ``COLUMNS``."""
+        """Return the cells of ``COLUMNS``."""
         measures = (str(getattr(self, name)) for name in MEASURES)
         return self.name, self.attention, f"{self.num_tokens.mean:.4g}", *measures
 

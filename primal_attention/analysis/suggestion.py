@@ -31,7 +31,7 @@ class LayerSuggestion(NamedTuple):
         return f"{self.limit} directions explain {self.explained:.1%} only"
 
     def cells(self) -> tuple[str, ...]:
-        """The row of a printed table."""
+        """Return the row of a printed table."""
         tokens, patch = f"{self.num_tokens:.4g}", "yes" if self.patch else "no"
         return self.name, self.attention, tokens, str(self.num_directions), patch, self.reason
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def text_table(title: str, rows: Sequence[Sequence[str]]) -> str:
-    """A title and indented rows whose cells are aligned."""
+    """Format a title and indented rows whose cells are aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -94,7 +94,7 @@ def check_no_synchronisation(run: Run) -> None:
 
 
 def culprit(error: BaseException) -> str:
-    """The innermost function outside of torch that an error came through, with file and line."""
+    """Name the innermost function outside of torch that an error came through, file and line."""
     name = "torch"
     for frame, line in walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)
@@ -104,7 +104,7 @@ def culprit(error: BaseException) -> str:
 
 
 def peak_mib(run: Run, device: torch.device) -> float | None:
-    """The most memory that a run has at once, above what there was before; None on a CPU."""
+    """Measure the peak memory of a run, above the memory allocated before; None on a CPU."""
     if device.type != "cuda":
         return None
     wait(device)

@@ -51,7 +51,7 @@ class PackedSoftmax(nn.Module):
         return (self._output(*self._heads(x)),)
 
     def decoding(self, x: Tensor) -> Decoding:
-        """A step after the tokens x: it writes its key and value over those of the last of them."""
+        """Return a step after the tokens x; it overwrites the key and value of the last token."""
         _, *cache = (z.contiguous() for z in self._heads(x))
 
         def step(x_t: Tensor) -> Tensor:
@@ -106,19 +106,19 @@ class WithObjective(nn.Module):
         return (y, ksvd_loss(self.layer)) if self.training else (y,)
 
     def decoding(self, x: Tensor) -> Decoding:
-        """A step after the tokens x, always from the same state."""
+        """Return a step after the tokens x, always from the same state."""
         _, state = self.layer.prefill(x)
         return lambda x_t: self.layer.step(x_t, state)[0]
 
     def decoder(self, x: Tensor) -> Decoding:
-        """The layer's decoder after the tokens x."""
+        """Return the layer's decoder after the tokens x."""
         decoder = self.layer.decoder(len(x))
         decoder.prefill(x)
         return decoder
 
 
 def scores(q: Tensor, k: Tensor, w_e: Tensor, w_r: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores e and r [B, H, N, S] of queries and keys [B, H, N, C]."""
+    """Compute the scores e and r [B, H, N, S] of queries and keys [B, H, N, C]."""
     return F.normalize(q, dim=-1) @ w_e, F.normalize(k, dim=-1) @ w_r
 
 
@@ -129,7 +129,7 @@ def heads_out(e: Tensor, r: Tensor, score_proj: nn.Linear) -> Tensor:
 
 
 def energy(score: Tensor, lambda_diag: Tensor) -> Tensor:
-    """The half mean square of scores times Lambda, [B]."""
+    """Compute half the mean square of scores times Lambda, [B]."""
     scaled = score @ torch.diag_embed(lambda_diag)
     mean: Tensor = scaled.norm(dim=-1).square().mean(2).mean(1)
     return mean / 2

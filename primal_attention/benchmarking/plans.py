@@ -142,7 +142,7 @@ def plan_of(
     compiled: bool = False,
     **sizes: Sequence[int] | Sequence[str] | None,
 ) -> MeasurementPlan:
-    """A preset, with sizes of one's own where given, or chosen mechanisms with its sizes.
+    """Return a preset with the given sizes, or chosen mechanisms with the preset's sizes.
 
     Args:
         preset: One of ``PRESETS``.

@@ -44,7 +44,7 @@ def plot(rows: Sequence[Row], path: Path, *, title: str = "") -> None:
 
 
 def comparable(rows: Sequence[Row]) -> tuple[list[Row], str]:
-    """The rows of forward and backward of the most frequent sizes, and these in words."""
+    """Select the rows of forward and backward of the most frequent sizes, and name the sizes."""
     timed = [
         row
         for row in select(rows, kind=BOTH)
@@ -65,7 +65,7 @@ def _sizes(row: Row) -> tuple[str, ...]:
 
 
 def lines_of(rows: Sequence[Row]) -> list[Line]:
-    """A line for each form, and one for its compiled form where that was measured."""
+    """Return a line for each form, and one for its compiled form where that was measured."""
     column = time_column(rows)
     lines = []
     for form in dict.fromkeys((r["mechanism"], r["weights"], r["causal"]) for r in rows):

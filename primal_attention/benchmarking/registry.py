@@ -39,7 +39,7 @@ class LayerSizes(NamedTuple):
     dtype: str
 
     def input(self, device: torch.device) -> Tensor:
-        """A random input [B, N, D]."""
+        """Draw a random input [B, N, D]."""
         dtype = getattr(torch, self.dtype)
         return torch.randn(self.batch, self.n, self.dim, device=device, dtype=dtype)
 
@@ -52,7 +52,7 @@ class TimedModule(NamedTuple):
     leaves: tuple[Tensor, ...]  # what wants a gradient
 
     def step(self, call: Callable[[Tensor], Outputs] | None = None) -> Outputs:
-        """One forward pass; by a compiled form of the module where that is given."""
+        """Run one forward pass, by a compiled form of the module where that is given."""
         outputs: Outputs = (call or self.module)(self.x)
         return outputs
 
@@ -191,7 +191,7 @@ ENTRIES: dict[str, Entry] = {
 
 
 def find_entries(names: Iterable[str]) -> list[str]:
-    """The entries of these names; the name of a mechanism stands for all of its forms."""
+    """Find the entries of these names; the name of a mechanism stands for all of its forms."""
     found = []
     for name in names:
         forms = [each for each, entry in ENTRIES.items() if name in (each, entry.mechanism)]

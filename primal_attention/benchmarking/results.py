@@ -33,19 +33,19 @@ CROSSOVER = "crossover"
 
 
 def number(row: Mapping[str, str], column: str) -> float | None:
-    """The number in a cell; None where there is none."""
+    """Return the number in a cell; None where there is none."""
     text = row.get(column) or ""
     return None if text in ("", "nan") else float(text)
 
 
 def time_column(rows: Iterable[Mapping[str, str]]) -> str:
-    """The time that counts: that of the GPU, and on a CPU that of the call."""
+    """Return the column of the time that counts: GPU time, or on a CPU the time of the call."""
     measured = any(number(row, "gpu_ms") is not None for row in rows)
     return "gpu_ms" if measured else "wall_ms"
 
 
 def row_of(job: Job, measurement: Measurement, copy: Copy, commit: str) -> Row:
-    """The cells that a measurement fills."""
+    """Return the cells that a measurement fills."""
     entry, sizes = ENTRIES[job.name], job.sizes
     row = {"mechanism": entry.mechanism, "weights": entry.weights, "causal": str(entry.causal)}
     row |= {name: str(value) for name, value in sizes._asdict().items()}
@@ -73,7 +73,7 @@ def _roofline(measurement: Measurement, copy: Copy) -> Row:
 
 
 def copy_row(copy: Copy, commit: str) -> Row:
-    """The row of the plain copy that the others are held against."""
+    """Return the row of the plain copy that the others are compared with."""
     copied = Measurement(copy.gpu_ms, copy.wall_ms, None, copy.moved)
     row = {"mechanism": "copy", "pass": "fwd", "commit": commit}
     row |= {"gpu_ms": _ms(copied.gpu_ms), "wall_ms": _ms(copied.wall_ms)}
@@ -95,7 +95,7 @@ def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file of results."""
+    """Read the rows of a file of results."""
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         rows = [{name: cell or "" for name, cell in row.items()} for row in reader]
@@ -157,7 +157,7 @@ def card_name(device: torch.device) -> str:
 
 
 def select(rows: Sequence[Row], **wanted: object) -> list[Row]:
-    """The rows whose cells are these; ``kind`` stands for the column ``pass``."""
+    """Select the rows with these cells; ``kind`` stands for the column ``pass``."""
     cells = {"pass" if name == "kind" else name: str(value) for name, value in wanted.items()}
     return [row for row in rows if all(row.get(name) == value for name, value in cells.items())]
 
@@ -173,7 +173,7 @@ class Crossover(NamedTuple):
 
 
 def crossover(ours: dict[int, float], theirs: dict[int, float]) -> Crossover:
-    """The smallest length from which on ours is faster, from times by length.
+    """Find the smallest length from which on ours is faster, from times by length.
 
     Between two lengths, the logarithm of the ratio is taken as linear in that of the length.
     """
@@ -194,7 +194,7 @@ def crossover(ours: dict[int, float], theirs: dict[int, float]) -> Crossover:
 
 
 def crossover_rows(rows: Sequence[Row]) -> Iterator[Row]:
-    """A row for each form of Primal-Attention, pass and choice of sizes; n is the length."""
+    """Yield a row for each form of Primal-Attention, pass and choice of sizes; n is the length."""
     column = time_column(rows)
     primal, softmax = (select(rows, mechanism=name) for name in ("primal", "softmax"))
     for weights, form in dict.fromkeys((row["weights"], _form(row)) for row in primal):

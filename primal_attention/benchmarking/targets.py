@@ -62,7 +62,7 @@ class Verdict(NamedTuple):
 
 
 def verdicts(rows: Sequence[Row]) -> Iterator[Verdict]:
-    """Every target, in the order of the table."""
+    """Check every target, in the order of the table."""
     table = _Table(rows)
     yield from _against_the_floor(table)
     yield from _against_softmax(table)

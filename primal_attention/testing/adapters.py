@@ -102,7 +102,7 @@ ADAPTERS = ("mha", "hf", "hf-additive", "lucidrains")
 
 
 def adapt(module: nn.Module, adapter: str | None = None, *, causal: bool = False) -> nn.Module:
-    """The module in the form of the contract.
+    """Adapt the module to the form of the contract.
 
     Args:
         module: Any attention module.

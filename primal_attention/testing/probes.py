@@ -138,12 +138,12 @@ def holed_mask(width: int, device: torch.device) -> Tensor:
 
 
 def keep(x: Tensor, mask: Tensor, instead: Tensor) -> Tensor:
-    """The tokens `x` where the mask is True, `instead` elsewhere."""
+    """Return the tokens `x` where the mask is True, `instead` elsewhere."""
     return torch.where(mask[..., None], x, instead)
 
 
 def real_only(x: Tensor, mask: Tensor) -> Tensor:
-    """The tokens `x` where the mask is True, 0 elsewhere."""
+    """Return the tokens `x` where the mask is True, 0 elsewhere."""
     return keep(x, mask, torch.zeros_like(x))
 
 

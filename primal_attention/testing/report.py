@@ -78,17 +78,17 @@ class Findings:
         self.at_most(f"NaN or inf in {what}", largest, ANY_FINITE)
 
     def worst(self) -> Observation:
-        """The observation that is furthest beyond its bound, or nearest to it."""
+        """Return the observation that is furthest beyond its bound, or nearest to it."""
         return max(self.observations, key=lambda seen: seen.excess)
 
     def broken(self) -> list[Observation]:
-        """The observations that do not keep their bounds, the worst first."""
+        """Return the observations that do not keep their bounds, the worst first."""
         broken = [seen for seen in self.observations if seen.excess > 1]
         return sorted(broken, key=lambda seen: -seen.excess)
 
 
 def magnitude(tensor: Tensor) -> float:
-    """The largest absolute value; inf where a value is NaN or infinite, 0 for an empty tensor."""
+    """Return the largest absolute value; inf if a value is NaN or infinite, 0 if there is none."""
     if tensor.numel() == 0:
         return 0.0
     largest = float(tensor.detach().abs().max())
@@ -101,7 +101,7 @@ def error_line(error: Exception) -> str:
 
 
 def deviation(got: Tensor, want: Tensor) -> float:
-    """The largest difference in units of the largest value of `want`, or of 1 if that is greater.
+    """Divide the largest difference by the largest value of `want`, or by 1 if that is greater.
 
     NaN and inf in either tensor are an infinite deviation: NaN never equals NaN here, so that two
     broken results cannot agree.

@@ -92,7 +92,7 @@ class Subject:
         return layer if dtype is torch.float32 else layer.to(dtype)
 
     def fresh(self) -> nn.Module | None:
-        """A module newly built from other random numbers, or None without a factory."""
+        """Build a module from other random numbers; None without a factory."""
         if self.factory is None:
             return None
         torch.manual_seed(SEED + 1)

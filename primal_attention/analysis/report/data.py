@@ -88,7 +88,7 @@ def read_run(directory: Path) -> FinishedRun:
 
 
 def settings(recipe: Recipe) -> dict[str, str]:
-    """Every setting by name, options of the mechanism under ``attention.``."""
+    """Return every setting by name, options of the mechanism under ``attention.``."""
     values = recipe.flat()
     options = values.pop("attention")
     values |= {f"attention.{name}": each for name, each in options.items()}

@@ -48,7 +48,7 @@ class ReportedRun(NamedTuple):
 
 
 def headline(reported: ReportedRun) -> list[Block]:
-    """The numbers to see first."""
+    """Return the numbers to see first."""
     run, outcome = reported.run, reported.run.outcome
     best = f"{run.unit} {run.best_round[run.unit]:g}, best of {len(outcome.rounds)} rounds"
     facts = [
@@ -75,7 +75,7 @@ def headline(reported: ReportedRun) -> list[Block]:
 
 
 def sections(reported: ReportedRun, anchor: str) -> Iterator[Section]:
-    """All sections of a run; their anchors begin with the given one."""
+    """Yield all sections of a run; their anchors begin with the given one."""
     run, findings = reported.run, reported.findings
     for name, title, blocks in (
         ("curves", "Learning curves", _curves(run)),
@@ -90,7 +90,7 @@ def sections(reported: ReportedRun, anchor: str) -> Iterator[Section]:
 
 
 def curve_of(run: FinishedRun, column: str, name: str, unit: str) -> Curve:
-    """A column of the rounds."""
+    """Make a curve of a column of the rounds."""
     rounds = run.outcome.rounds
     return Curve(name, [r[unit] for r in rounds], [r[column] for r in rounds], run.outcome.best)
 

@@ -30,7 +30,7 @@ class Scaled(nn.Module):
         self.scale = scale
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The scaled output."""
+        """Return the scaled output."""
         return self.inner(*args, **kwargs) * self.scale
 
 
@@ -53,7 +53,7 @@ class LowRank(nn.Module):
         self.down, self.up = nn.Parameter(down), nn.Parameter(up)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map and its adapter."""
+        """Add the outputs of the map and of its adapter."""
         y: Tensor = self.base(x)
         return y + linear(linear(x, self.down), self.up)
 
