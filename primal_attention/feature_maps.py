@@ -144,7 +144,7 @@ def _positive_random_features(z: Tensor, projection: Tensor, eps: float) -> Tens
 
 
 def normaliser(phi_q: Tensor, key_sum: Tensor) -> Tensor:
-    r"""D-hat of Remark 4.1 for each token: $\hat D_i = \phi_q(x_i)^\top \sum_j \phi_k(x_j)$.
+    r"""Compute D-hat of Remark 4.1 per token: $\hat D_i = \phi_q(x_i)^\top \sum_j \phi_k(x_j)$.
 
     Both scores of token i are divided by its square root; 1 where D-hat is 0, because no key has a
     feature in common with the query.

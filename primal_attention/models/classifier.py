@@ -68,7 +68,7 @@ class Tower(nn.Module):
         return dim * self.num_tokens if self.pooling == "flatten" and self.num_tokens else dim
 
     def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        """Features [B, F] of sequences of vectors [B, N, C] or of symbols [B, N]."""
+        """Compute features [B, F] of sequences of vectors [B, N, C] or of symbols [B, N]."""
         check_mask("token_mask", token_mask, x)
         if token_mask is not None and self.mask_attention:  # whatever padding holds, NaN included
             x = torch.where(token_mask if x.dim() == 2 else token_mask[..., None], x, 0)
@@ -146,7 +146,7 @@ class SequenceClassifier(nn.Module):
         self.head = nn.Linear(hidden_dim or features, num_outputs)
 
     def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        """Logits [B, K] of sequences of vectors [B, N, C] or of symbols [B, N]."""
+        """Compute logits [B, K] of sequences of vectors [B, N, C] or of symbols [B, N]."""
         features = self.pooled(x, token_mask=token_mask)
         if self.hidden is not None:
             features = F.relu(self.hidden(features))
@@ -154,7 +154,7 @@ class SequenceClassifier(nn.Module):
         return logits
 
     def pooled(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        """Features for the head: [B, D], or [B, num_tokens * D] where outputs are flattened."""
+        """Compute features for the head: [B, D], or [B, num_tokens * D] for flat outputs."""
         features: Tensor = self.tower(x, token_mask=token_mask)
         return features
 
@@ -186,7 +186,7 @@ class TwoTowerClassifier(nn.Module):
         mask_a: Tensor | None = None,
         mask_b: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, K] of pairs of sequences, of vectors [B, N, C] or of symbols [B, N].
+        """Compute logits [B, K] of pairs of sequences, of vectors [B, N, C] or of symbols [B, N].
 
         The sequences of a pair may have different lengths.
         """

@@ -55,11 +55,11 @@ class EncoderBlock(nn.Module):
         self.ffn_norm = nn.LayerNorm(dim, bias=bias)
 
     def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        """Outputs [B, N, D]; at padded positions they mean nothing."""
+        """Return outputs [B, N, D]; at padded positions they mean nothing."""
         return self._add(x, self.attention(self._read(x), token_mask=token_mask))
 
     def prefill(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Outputs of the tokens x [B, N, D] that follow a state of the attention, and the next."""
+        """Return outputs of tokens x [B, N, D] that follow a state, and the state after them."""
         mixed, state = self.attention.prefill(self._read(x), state)  # type: ignore[operator]
         return self._add(x, mixed), state
 
@@ -120,7 +120,7 @@ class Encoder(nn.Module):
         self.final_norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        """Outputs [B, N, D]; at padded positions they mean nothing."""
+        """Return outputs [B, N, D]; at padded positions they mean nothing."""
         for block in self.blocks:
             x = block(x, token_mask=token_mask)
         y: Tensor = self.final_norm(x)
@@ -135,7 +135,7 @@ class Encoder(nn.Module):
         return tuple(attention.init_state(batch_size) for attention in attentions)  # type: ignore[operator, union-attr]
 
     def prefill(self, x: Tensor, states: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
-        """Outputs of the tokens x [B, N, D] that follow one state a block, and the new states."""
+        """Return outputs of tokens x [B, N, D] that follow one state a block, and new states."""
         after = []
         for block, state in zip(self.blocks, states, strict=True):
             x, state = block.prefill(x, state)  # type: ignore[operator]

@@ -72,7 +72,7 @@ class LanguageModel(nn.Module):
         )
 
     def forward(self, ids: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        """Logits [B, N, V] of the token after each of ids [B, N].
+        """Compute logits [B, N, V] of the token after each of ids [B, N].
 
         What stands at padding, wherever that is, changes no logit of a real token.
         """
@@ -89,7 +89,7 @@ class LanguageModel(nn.Module):
         return State(position, self.decoder.init_state(batch_size))
 
     def prefill(self, ids: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Logits [B, N, V] of the tokens ids [B, N] that follow ``state``, and the state after.
+        """Return logits [B, N, V] of tokens ids [B, N] that follow ``state``, and the state after.
 
         All are real tokens: prompts of one batch have the same length.
         """
@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
         return self._logits(y), state
 
     def step(self, ids_t: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits [B, V] of the next token ids_t [B], and the state after it."""
+        """Return logits [B, V] of the next token ids_t [B], and the state after it."""
         logits, state = self.prefill(ids_t[:, None], state)
         return logits[:, 0], state
 
@@ -153,7 +153,7 @@ class LanguageModel(nn.Module):
 
 
 def sinusoids(positions: Tensor, dim: int) -> Tensor:
-    r"""Sines, then cosines of $t \cdot 10000^{-2i/D}$ for positions t, [..., D] in float64.
+    r"""Compute sines, then cosines of $t \cdot 10000^{-2i/D}$ for positions t, [..., D] in float64.
 
     Positions of Vaswani et al. 2017, for any length. Late ones need the digits of float64.
     """

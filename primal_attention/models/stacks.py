@@ -119,5 +119,5 @@ class PaddingLeaks(nn.Module):
         self.attention = attention
 
     def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        """Outputs [B, N, D], zero at padding, which depend on what stands there."""
+        """Return outputs [B, N, D], zero at padding; the others depend on its content."""
         return zero_padding(self.attention(x), token_mask)

@@ -35,7 +35,7 @@ class PictureClassifier(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Logits [B, K] of pictures [B, 3, S, S], bytes or numbers from 0 to 255, of any size S."""
+        """Compute logits [B, K] of pictures [B, 3, S, S], numbers from 0 to 255, of any size S."""
         x = pictures.to(self.mean.dtype) / 255
         logits: Tensor = self.host((x - self.mean) / self.std)
         return logits

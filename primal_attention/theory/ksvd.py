@@ -72,25 +72,25 @@ class KKTResiduals(NamedTuple):
 
 
 def induced_kernel_matrix(phi_q: Tensor, phi_k: Tensor, f_x: Tensor | None = None) -> Tensor:
-    r"""$K_{ij} = \langle F_X\phi_q(x_i), F_X\phi_k(x_j)\rangle$ (Theorem 3.2): [N, T]."""
+    r"""Compute $K_{ij} = \langle F_X\phi_q(x_i), F_X\phi_k(x_j)\rangle$ (Theorem 3.2): [N, T]."""
     _check_features(phi_q, phi_k, f_x)
     return _transformed(phi_q, f_x) @ _transformed(phi_k, f_x).T
 
 
 def weights_given_x(w_e: Tensor, w_r: Tensor, f_x: Tensor | None = None) -> Weights:
-    r"""$W_{e|X} = F_X^\top W_e$ and $W_{r|X} = F_X^\top W_r$, below eq. (6): [P, S]."""
+    r"""Compute $W_{e|X} = F_X^\top W_e$ and $W_{r|X} = F_X^\top W_r$, below eq. (6): [P, S]."""
     return Weights(w_e, w_r) if f_x is None else Weights(f_x.T @ w_e, f_x.T @ w_r)
 
 
 def primal_scores(phi_q: Tensor, phi_k: Tensor, w_e_given_x: Tensor, w_r_given_x: Tensor) -> Scores:
-    r"""$e(x) = W_{e|X}^\top\phi_q(x)$, $r(x) = W_{r|X}^\top\phi_k(x)$: eq. (9) and (16)."""
+    r"""Compute $e(x) = W_{e|X}^\top\phi_q(x)$, $r(x) = W_{r|X}^\top\phi_k(x)$: eq. (9) and (16)."""
     return Scores(phi_q @ w_e_given_x, phi_k @ w_r_given_x)
 
 
 def dual_scores(
     kernel_of_queries: Tensor, kernel_of_keys: Tensor, h_e: Tensor, h_r: Tensor
 ) -> Scores:
-    r"""$e(x) = \sum_j h_{r_j}\kappa(x, x_j)$, $r(x) = \sum_i h_{e_i}\kappa(x_i, x)$: (8), (17).
+    r"""Sum $e(x) = \sum_j h_{r_j}\kappa(x, x_j)$, $r(x) = \sum_i h_{e_i}\kappa(x_i, x)$: (8), (17).
 
     Args:
         kernel_of_queries: Any queries x against the T keys of the solution, [any, T].
@@ -171,7 +171,7 @@ def stationary_point(
 
 
 def ksvd_objective(scores: Scores, w_e: Tensor, w_r: Tensor, lambda_diag: Tensor) -> Tensor:
-    r"""J of eq. (6) and (11), a scalar that is 0 at the solutions of eq. (7) (Lemma 4.2).
+    r"""Compute J of eq. (6) and (11), a scalar that is 0 at the solutions of eq. (7) (Lemma 4.2).
 
     $\frac12\sum_i e_i^\top\Lambda e_i + \frac12\sum_j r_j^\top\Lambda r_j - Tr(W_e^\top W_r)$.
     """
@@ -180,7 +180,7 @@ def ksvd_objective(scores: Scores, w_e: Tensor, w_r: Tensor, lambda_diag: Tensor
 
 
 def lagrangian(point: KSVDPoint, phi_q: Tensor, phi_k: Tensor, f_x: Tensor | None = None) -> Tensor:
-    """Eq. (13): J less the constraints of eq. (12), weighted by the dual variables."""
+    """Compute eq. (13): J less the constraints of eq. (12), weighted by the dual variables."""
     scores = Scores(point.e_scores, point.r_scores)
     required = primal_scores(phi_q, phi_k, *weights_given_x(point.w_e, point.w_r, f_x))
     objective = ksvd_objective(scores, point.w_e, point.w_r, point.lambda_diag)
@@ -199,7 +199,7 @@ def kkt_residuals(
 def kkt_distances(
     point: KSVDPoint, phi_q: Tensor, phi_k: Tensor, f_x: Tensor | None = None
 ) -> Tensor:
-    """`kkt_residuals` as a tensor [6]."""
+    """Return `kkt_residuals` as a tensor [6]."""
     weights = weights_from_dual(phi_q, phi_k, point.h_e, point.h_r, f_x)
     scores = Scores(point.e_scores, point.r_scores)
     h_e, h_r = dual_from_scores(scores, point.lambda_diag)

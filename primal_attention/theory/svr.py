@@ -97,7 +97,7 @@ class SVR:
 
 
 def taylor_features(X: Tensor, degree: int) -> Tensor:
-    r"""Features of $\exp(\langle x, z\rangle/\sqrt D)$ up to a total degree: [N, P].
+    r"""Compute features of $\exp(\langle x, z\rangle/\sqrt D)$ up to a total degree: [N, P].
 
     $\Phi_n(x) = \prod_i (x_i / D^{1/4})^{n_i} / \sqrt{n_1! \dots n_D!}$ over all n with
     $\sum_i n_i \le$ degree; P is the binomial coefficient (D + degree over degree).
@@ -125,7 +125,7 @@ def feature_kernel(features: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Te
 def primal_layer(
     phi: Tensor, weights: Tensor, normaliser: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """Eq. (1) at the features [N, P] of any points: a layer with weights [V, P], [N, V].
+    """Evaluate eq. (1) at the features [N, P] of any points: a layer with weights [V, P], [N, V].
 
     Without a normaliser [N] it is a fully connected layer of the features.
     """
@@ -135,7 +135,7 @@ def primal_layer(
 
 
 def primal_weights(phi_k: Tensor, values: Tensor) -> Tensor:
-    r"""$W = \sum_j v_j \Phi(k_j)^\top$, the weights (1) that belong to the values: [V, P]."""
+    r"""Sum $W = \sum_j v_j \Phi(k_j)^\top$, the weights (1) that belong to the values: [V, P]."""
     return values.T @ phi_k
 
 
@@ -156,7 +156,7 @@ def support_vector_expansion(
     support: Tensor | None = None,
     normalise: bool = True,
 ) -> Tensor:
-    r"""$f(x) = \sum_j \kappa(x, k_j) v_j / h(x)$, eq. (4) with b = 0: [N, V].
+    r"""Compute $f(x) = \sum_j \kappa(x, k_j) v_j / h(x)$, eq. (4) with b = 0: [N, V].
 
     Args:
         queries: Test points x, [N, D].
@@ -192,7 +192,7 @@ def fast_weights(head: Head) -> Tensor:
 
 
 def batch_norm(head: Head, *, beta: float = 1.0, rescale: bool = True, eps: float = 1e-5) -> Head:
-    r"""Attention-BN: queries and keys normalised by mean and biased variance of the keys.
+    r"""Normalise queries and keys by mean and biased variance of the keys: Attention-BN.
 
     Any attention of the result is the BN form of that attention.
     """
@@ -203,7 +203,7 @@ def batch_norm(head: Head, *, beta: float = 1.0, rescale: bool = True, eps: floa
 
 
 def average_pool(head: Head, scale: int) -> Head:
-    """Attention-SH: the mean of each ``scale`` neighbouring keys, and of their values.
+    """Average each ``scale`` neighbouring keys, and their values: Attention-SH.
 
     The last mean is over fewer where they do not divide the number of keys.
     """
@@ -215,13 +215,13 @@ def average_pool(head: Head, scale: int) -> Head:
 
 
 def multi_head(outputs: Sequence[Tensor], out_maps: Sequence[Tensor]) -> Tensor:
-    r"""$f(x) = \sum_s W_O^s f^s(x)$: regressions of their own, mixed by maps [D, V] each."""
+    r"""Compute $f(x) = \sum_s W_O^s f^s(x)$: separate regressions, mixed by maps [D, V] each."""
     mixed = [out @ out_map.T for out, out_map in zip(outputs, out_maps, strict=True)]
     return torch.stack(mixed).sum(0)
 
 
 def dual_variables(keys: Tensor, values: Tensor) -> Tensor:
-    r"""$a_j = h(k_j) v_j$ of a softmax head, [T, V]."""
+    r"""Compute $a_j = h(k_j) v_j$ of a softmax head, [T, V]."""
     return Exponential()(keys, keys).sum(1, keepdim=True) * values
 
 
@@ -250,7 +250,7 @@ def effective_box(keys: Tensor, values: Tensor) -> Tensor:
 
 
 def support_fraction(keys: Tensor, values: Tensor, *, threshold: float = 0.0) -> Tensor:
-    """Share of the tokens of a softmax head that are support vectors.
+    """Return the share of the tokens of a softmax head that are support vectors.
 
     Those with a dual variable above ``threshold`` times the largest. The others add nothing, or
     little, to the weights W; they still count in the normaliser.

@@ -110,7 +110,7 @@ def plain_values(parameters: Parameters) -> dict[str, Any]:
 
 
 def num_threads(n_jobs: int | None) -> int:
-    """Threads that ``n_jobs`` stands for, in the convention of scikit-learn."""
+    """Return the threads that ``n_jobs`` stands for, in the convention of scikit-learn."""
     if not isinstance(n_jobs, int | np.integer | None):
         raise ValueError(f"n_jobs must be an integer or None, got {n_jobs!r}")
     if not n_jobs:
@@ -119,7 +119,7 @@ def num_threads(n_jobs: int | None) -> int:
 
 
 def device_type(device: str) -> str:
-    """``cpu`` or ``cuda``; it is there."""
+    """Return ``cpu`` or ``cuda``; raise if it is not available."""
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():

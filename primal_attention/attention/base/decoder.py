@@ -25,7 +25,7 @@ class Decoding:
     def prefill(
         self, x: Tensor, state: Any = None, *, token_mask: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
+        """Return outputs [B, N, D] of tokens x that follow ``state``, and the state after them."""
         raise NotImplementedError
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -70,7 +70,7 @@ class Decoder:
 
     @torch.no_grad()
     def prefill(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        """Outputs [B, N, D] of the tokens x that come next."""
+        """Return outputs [B, N, D] of the tokens x that come next."""
         y, state = self.layer.prefill(x, self.state, token_mask=token_mask)
         self._overwrite(state)
         return y

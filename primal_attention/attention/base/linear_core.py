@@ -67,8 +67,7 @@ def attend_moments(
 ) -> Tensor:
     """Attend from queries [B, N, H, .] to all real tokens of keys [B, T, H, .]: [B, N, H, C].
 
-    The normaliser is at least ``least``; if that is None, an output is 0 where the normaliser is
-    too small to have any digits.
+    The normaliser is at least ``least``; with None, an output is 0 where it has no digits.
     """
     read = read_moment(key_moment(keys, _with_ones(v), source_mask), queries)
     return _normalised(read, least).to(v.dtype)
@@ -85,10 +84,7 @@ def scan_moments(
     causal: bool = True,
     least: float | None = None,
 ) -> tuple[Tensor, LinearState]:
-    """Return outputs [B, N, H, C] over the tokens up to each, and the moments after the last.
-
-    Not causal, time passes in both directions.
-    """
+    """Scan outputs [B, N, H, C] and the moments after the last; both ways if not causal."""
     state = None if before is None else torch.cat([before.kv, before.k_sum[..., None]], dim=-1)
     read, state = scan_moment(queries, keys, _with_ones(v), state, mask, steps, future=not causal)
     return _normalised(read, least).to(v.dtype), LinearState(state[..., :-1], state[..., -1])

@@ -12,8 +12,7 @@ _PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # others have arithmetic of 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether calling the module is a product with its weight and nothing else.
 
-    Adapters, quantisation and parametrisation make another class of it, or its weight of another
-    kind; offloading replaces its ``forward``.
+    Adapters, quantisation and parametrisation change its class or weight, offloading ``forward``.
     """
     plain = type(module) is nn.Linear and has_plain_call(module)
     return plain and type(module.weight) in _PLAIN_TENSORS

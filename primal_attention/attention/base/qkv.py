@@ -96,7 +96,7 @@ class QKVAttention(nn.Module, ABC):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """Outputs [B, N, H, C] of queries [B, N, H, C] over keys and values [B, T, H, C].
+        """Attend from queries [B, N, H, C] to keys and values [B, T, H, C]: outputs [B, N, H, C].
 
         The masks, bool [B, N] and [B, T], are True at real tokens. What is returned at padded
         queries does not matter; padded keys must not count in anything.
@@ -172,12 +172,12 @@ class DecodingAttention(QKVAttention, Decoding):
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, mask: Tensor | None
     ) -> tuple[Tensor, Any]:
-        """Outputs [B, N, H, C] of the tokens that follow the state, and the state after them."""
+        """Return outputs [B, N, H, C] of tokens that follow the state, and the state after them."""
 
     def prefill(
         self, x: Tensor, state: Any = None, *, token_mask: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
+        """Return outputs [B, N, D] of tokens x that follow ``state``, and the state after them."""
         self._check_causal()
         check_inputs(self.dim, x, None, token_mask, None)
         tokens = real_tokens(x, token_mask)

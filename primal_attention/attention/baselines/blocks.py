@@ -61,7 +61,7 @@ def with_common(source: KeyBlocks, k: Tensor, v: Tensor, seen: Tensor) -> KeyBlo
 
 
 def attend_blocks(q: Tensor, source: KeyBlocks) -> Tensor:
-    """Outputs [B, n l, H, C] of queries [B, n, l, H, C], through SDPA.
+    """Compute outputs [B, n l, H, C] of queries [B, n, l, H, C], through SDPA.
 
     A query that sees no key gets the mean of all values of its block.
     """

@@ -66,7 +66,7 @@ class FlowAttention(DecodingAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """Sums over all tokens, or up to each one where the layer is causal."""
+        """Attend by sums over all tokens, or up to each one where the layer is causal."""
         if self.causal:
             return self.extend(q, k, v, self.init_state(q.shape[0]), mask)[0]
         return _flow(q, k, v, mask, source_mask)

@@ -83,7 +83,7 @@ class FoldedPrimalAttention(nn.Module, Decoding):
     def prefill(
         self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
     ) -> tuple[Tensor, PrimalState]:
-        """Outputs of the tokens x that follow the state, and the state after them."""
+        """Return outputs of the tokens x that follow the state, and the state after them."""
         y, after = self._run(x, state or self.init_state(x.shape[0]), token_mask)
         assert after is not None
         return y, after

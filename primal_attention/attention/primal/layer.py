@@ -477,7 +477,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
     def prefill(
         self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
     ) -> tuple[Tensor, PrimalState]:
-        """Outputs [B, N, D] of the tokens x that follow ``state``, and the state after them."""
+        """Return outputs [B, N, D] of tokens x that follow ``state``, and the state after them."""
         self._check_causal()
         check_inputs(self.dim, x, None, token_mask, None)
         if state is not None and state.num_tokens.shape[0] != x.shape[0]:

@@ -46,7 +46,7 @@ class KeyMoments(NamedTuple):
 
 
 def key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
-    """Moments of all real keys of [B, N, H, C] in two passes: the mean, then the scatter."""
+    """Compute moments of all real keys of [B, N, H, C] in two passes: mean, then scatter."""
     k = accumulate(k)
     if token_mask is None:
         count = torch.full((k.shape[0], 1), k.shape[1], device=k.device)
@@ -59,7 +59,7 @@ def key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
 
 
 def running_key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
-    r"""Moments of the real keys up to each token of [B, N, H, C].
+    r"""Compute moments of the real keys up to each token of [B, N, H, C].
 
     Each key adds $\frac{n-1}{n} (k_n - \mu_{n-1})^2$ to the scatter (Welford 1962): a sum of
     squares, where the difference $\sum k^2 - n\mu^2$ would lose all its digits once

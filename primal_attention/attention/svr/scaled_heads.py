@@ -116,8 +116,7 @@ class TokenPooling:
     def __call__(self, source: KeysAndValues, scale: int) -> KeysAndValues:
         """One key and value for each window of ``scale`` tokens; real where any token of it is.
 
-        Sequences must have their real tokens at the front. A last window that is not full is
-        pooled over the tokens it has.
+        Real tokens must stand at the front. A last window that is not full pools its tokens.
         """
         k, v, mask = source
         P = self.num_prefix_tokens
@@ -212,7 +211,7 @@ class ScaledHeads:
         return cls(scales, groups, pooling)
 
     def each(self, q: Tensor, source: KeysAndValues, attend: Attend) -> Tensor:
-        """Outputs [B, N, H, C], scale by scale; sequences are pooled over their real tokens."""
+        """Compute outputs [B, N, H, C] by scale; sequences are pooled over their real tokens."""
         self.pooling.check_length(source.k.shape[1])
         if len(self.groups) == 1 and self.groups[0].scale == 1:
             return attend(q, source, self.groups[0].heads)
@@ -232,7 +231,7 @@ class ScaledHeads:
     def attend_causal(
         self, q: Tensor, mask: Tensor | None, source: KeysAndValues, norm: KeyNorm | None
     ) -> Tensor:
-        """Outputs [B, N, H, C] of the last N tokens of the source; the mask is theirs.
+        """Compute outputs [B, N, H, C] of the last N tokens of the source, with their mask.
 
         Packed, the real tokens stand before all padding, so no query of theirs sees any.
         """
@@ -297,7 +296,7 @@ def attend_past(
     pool: str,
     fold: Callable[[Tensor, KeyMoments], Tensor] | None = None,
 ) -> Tensor:
-    """Outputs [B, N, H, C]; ``fold`` makes Attention-BN of it, with the moments of what is seen."""
+    """Compute outputs [B, N, H, C]; ``fold`` makes Attention-BN of it, by moments of seen keys."""
     whole = accumulate(q), accumulate(k), accumulate(v)
     token, queries, keys, values = _blocks(*whole, num_before, scale)
     k_pooled, v_pooled = (POOLS[pool](into_blocks(accumulate(z), scale), None) for z in (k, v))

@@ -176,7 +176,7 @@ class PrimalMultiheadAttention(PatchedAttention):
         return y if self.batch_first else y.transpose(0, 1), None
 
     def extra_repr(self) -> str:
-        """The layout, for printing."""
+        """Return the layout, for printing."""
         return f"batch_first={self.batch_first}"
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool) -> None:
