@@ -1,10 +1,7 @@
 """Optimisers of recipes, and RAdam in few launches for steps that are replayed as a graph."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,53 +50,37 @@ class LeanRAdam(torch.optim.RAdam):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the parameters once."""
         for group in self.param_groups:
-            moments = [moment for moment in self._moments(group) if moment.gradient is not None]
-            if moments:
-                _update(group, *(list(each) for each in zip(*moments, strict=True)))
+            parameters = [each for each in group["params"] if each.grad is not None]
+            if parameters:
+                self._update(group, parameters)
 
-    def _moments(self, group: dict[str, Any]) -> Iterator[_Moments]:
-        for parameter in group["params"]:
-            state = self.state[parameter]
-            if parameter.grad is not None and not state:
-                state["step"] = torch.zeros((), device=parameter.device)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-            names = "step", "exp_avg", "exp_avg_sq"
-            yield _Moments(parameter, parameter.grad, *(state.get(name) for name in names))
-
-
-class _Moments(NamedTuple):
-    parameter: Tensor
-    gradient: Tensor | None
-    step: Tensor
-    first: Tensor
-    second: Tensor
-
-
-def _update(
-    group: dict[str, Any],
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    steps: list[Tensor],
-    first: list[Tensor],
-    second: list[Tensor],
-) -> None:
-    """Theta -= m (adaptive / (sqrt(v) + eps) + plain)."""
-    beta1, beta2 = group["betas"]
-    if group["weight_decay"]:
-        gradients = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
-    torch._foreach_add_(steps, 1)
-    torch._foreach_lerp_(first, gradients, 1 - beta1)
-    torch._foreach_mul_(second, beta2)
-    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-    factors = _factors(steps[0].double(), group["lr"], beta1, beta2)
-    adaptive, plain = (factor.to(parameters[0].dtype) for factor in factors)
-    sizes = list(torch._foreach_sqrt(second))
-    torch._foreach_add_(sizes, group["eps"])
-    torch._foreach_reciprocal_(sizes)
-    torch._foreach_mul_(sizes, adaptive)
-    torch._foreach_add_(sizes, plain, alpha=1)  # without alpha it would be read as a number
-    torch._foreach_addcmul_(parameters, first, sizes, -1)
+    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Theta -= m (adaptive / (sqrt(v) + eps) + plain)."""
+        for each in parameters:
+            if not self.state[each]:
+                self.state[each]["step"] = torch.zeros((), device=each.device)
+                self.state[each]["exp_avg"] = torch.zeros_like(each)
+                self.state[each]["exp_avg_sq"] = torch.zeros_like(each)
+        gradients: Any = [each.grad for each in parameters]
+        steps, first, second = (
+            [self.state[each][name] for each in parameters]
+            for name in ("step", "exp_avg", "exp_avg_sq")
+        )
+        beta1, beta2 = group["betas"]
+        if group["weight_decay"]:
+            gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
+        torch._foreach_add_(steps, 1)
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        factors = _factors(steps[0].double(), group["lr"], beta1, beta2)
+        adaptive, plain = (factor.to(parameters[0].dtype) for factor in factors)
+        sizes = torch._foreach_sqrt(second)
+        torch._foreach_add_(sizes, group["eps"])
+        torch._foreach_reciprocal_(sizes)
+        torch._foreach_mul_(sizes, adaptive)
+        torch._foreach_add_(sizes, plain, alpha=1)  # without alpha it would be read as a number
+        torch._foreach_addcmul_(parameters, first, sizes, -1)
 
 
 def _factors(t: Tensor, lr: float | Tensor, beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
