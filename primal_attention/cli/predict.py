@@ -39,7 +39,8 @@ def predict(
     with naming("FILE"):
         series = read_series(file)
     with naming("--out"):
-        _check_folder(out)
+        if out.is_dir() or not out.parent.is_dir():
+            raise ValueError(f"{out} must be a file in a folder that exists")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     probabilities = torch.cat(list(_probabilities(trained, encoding, file, series, console)))
     with naming("--out"):
@@ -108,11 +109,6 @@ def _probabilities(
             batch = encoding.encode(series[start : start + _BATCH_SIZE], first=start)
         with torch.no_grad():
             yield trained.model(**batch).double().softmax(-1)
-
-
-def _check_folder(out: Path) -> None:
-    if out.is_dir() or not out.parent.is_dir():
-        raise ValueError(f"{out} must be a file in a folder that exists")
 
 
 def _to_csv(labels: tuple[str, ...], probabilities: Tensor) -> str:

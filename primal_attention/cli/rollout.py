@@ -35,7 +35,9 @@ def rollout(  # noqa: PLR0913 - each is an option of the command
 ) -> None:
     """Roll out the last and the best policy of runs; those that have a row are skipped."""
     with naming("--mode or --version"):
-        _check(mode, version)
+        check_name("mode", mode, MODES)
+        if version not in VERSIONS:
+            raise ValueError(f"version must be one of {VERSIONS}, got {version}")
     with naming("--accelerator"):
         device = launch("fp32", accelerator=accelerator, devices=1).device
     with naming():
@@ -63,12 +65,6 @@ def rollout(  # noqa: PLR0913 - each is an option of the command
         ):
             add_rows(results, [row], more=MORE)
             console.print(_told(row))
-
-
-def _check(mode: str, version: int) -> None:
-    check_name("mode", mode, MODES)
-    if version not in VERSIONS:
-        raise ValueError(f"version must be one of {VERSIONS}, got {version}")
 
 
 @contextmanager

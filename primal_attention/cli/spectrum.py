@@ -61,7 +61,8 @@ def spectrum(
     with naming("--energy"):
         check_energy(energy)
     with naming("--out"):
-        _check_folder(out)
+        if not out.is_dir():
+            raise ValueError(f"{out} must be a folder that exists")
     with naming("CHECKPOINT"):
         trained = [load_trained(checkpoint)]
     with naming("--against"):
@@ -82,11 +83,6 @@ def spectrum(
     number = min(cases, len(chosen))
     written = ", ".join(str(out / name) for name in (PNG, LAYERS, CURVES))
     console.print(f"{number} {split} cases; wrote {written}", soft_wrap=True)
-
-
-def _check_folder(out: Path) -> None:
-    if not out.is_dir():
-        raise ValueError(f"{out} must be a folder that exists")
 
 
 def _comparable(other: Trained, first: Trained) -> Trained:

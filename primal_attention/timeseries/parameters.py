@@ -92,11 +92,12 @@ def recipe_of(parameters: Parameters, seed: int, *, selects: bool) -> Recipe:
     """Make the recipe of the parameters; one round where there is nothing to select on."""
     names = {*SETTINGS} - {"attention", "patience", "valid_fraction", "refit"}
     values = plain_values(parameters)
+    options = {name: values[name] for name in _OPTIONS.get(mechanism_of(values["model"]), ())}
     return Recipe(
         **{name: value for name, value in values.items() if name in names},
         task="timeseries",
         seed=seed,
-        attention=_attention_options(values),
+        attention={**options, **(values["attention"] or {})},
         valid_fraction=values["valid_fraction"] if selects else None,
         patience=values["patience"] if selects else None,
         refit=values["refit"] and selects,
@@ -127,11 +128,6 @@ def device_type(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device
-
-
-def _attention_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    named = {name: values[name] for name in _OPTIONS.get(mechanism_of(values["model"]), ())}
-    return {**named, **(values["attention"] or {})}
 
 
 def _plain(value: Any) -> Any:
