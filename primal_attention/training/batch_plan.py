@@ -87,7 +87,10 @@ class BatchPlan:
         return np.random.default_rng([self.seed, epoch]).permutation(self.num_cases)
 
     def _split(self, order: NDArray[np.int64], device: torch.device) -> Iterator[Tensor]:
-        indices = _copied_ahead(order, device)
+        indices = torch.from_numpy(order)
+        if device.type == "cuda":  # copied asynchronously
+            indices = indices.pin_memory()
+        indices = indices.to(device, non_blocking=True)
         for first in range(0, len(order), self.batch_size):
             yield indices[first : first + self.batch_size]
 
@@ -103,11 +106,3 @@ def set_seed(seed: int, device: torch.device) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
-
-
-def _copied_ahead(order: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Copy indices to the device asynchronously, from pinned memory."""
-    indices = torch.from_numpy(order)
-    if device.type != "cuda":
-        return indices.to(device)
-    return indices.pin_memory().to(device, non_blocking=True)

@@ -36,7 +36,7 @@ class DataSettings:
     def __post_init__(self) -> None:
         """Refuse what cannot be read, by name."""
         _check_choices(augment=(self.augment, AUGMENTATIONS))
-        _check_least(self, 1, "num_tokens", "image_size", "patch_size")
+        _check_at_least_one(self, "num_tokens", "image_size", "patch_size")
         _check_not_negative(self, "context_tokens")
         if self.valid_fraction is not None:
             what = "in (0, 1), or 0 where the set has validation cases"
@@ -66,7 +66,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         """Refuse what cannot be built, by name."""
         _check_choices(model=(self.name, MODELS))
-        _check_least(self, 1, "num_layers", "head_hidden_dim")
+        _check_at_least_one(self, "num_layers", "head_hidden_dim")
         _check("attention", self.attention, lambda each: isinstance(each, Mapping), "a mapping")
         _check("num_towers", self.num_towers, lambda value: value in (1, 2), "1 or 2")
         _check("drop_path", self.drop_path, lambda value: 0 <= value < 1, "in [0, 1)")
@@ -97,7 +97,7 @@ class OptimSettings:
             optimizer=(self.optimizer, OPTIMIZERS),
             schedule=(self.schedule, SCHEDULES),
         )
-        _check_least(self, 1, "batch_size", "epochs", "steps")
+        _check_at_least_one(self, "batch_size", "epochs", "steps")
         _check_not_negative(self, "eta", "weight_decay")
         for name in ("lr", "adam_eps", "clip_norm"):
             if getattr(self, name) is not None:
@@ -127,7 +127,7 @@ class RunSettings:
     def __post_init__(self) -> None:
         """Refuse what cannot be run, by name."""
         _check_choices(protocol=(self.protocol, PROTOCOLS), precision=(self.precision, PRECISIONS))
-        _check_least(self, 1, "eval_every", "patience")
+        _check_at_least_one(self, "eval_every", "patience")
         _check_not_negative(self, "seed")
 
 
@@ -271,11 +271,11 @@ def _check(name: str, value: Any, holds: Callable[[Any], bool], what: str) -> No
         raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
-def _check_least(settings: Any, least: int, *names: str) -> None:
-    """Raise where a setting is below the least value; None is not looked at."""
+def _check_at_least_one(settings: Any, *names: str) -> None:
+    """Raise where a setting is below 1; None is not looked at."""
     for name in names:
         if getattr(settings, name) is not None:
-            _check(name, getattr(settings, name), lambda value: value >= least, f"at least {least}")
+            _check(name, getattr(settings, name), lambda value: value >= 1, "at least 1")
 
 
 def _check_not_negative(settings: Any, *names: str) -> None:

@@ -154,7 +154,8 @@ def fill(
     """
     counting = [row for row in rows if expected.selection in (None, row["selection"])]
     runs = list({tuple(row[name] for name in KEY): row for row in counting}.values())
-    known = _known_columns(expected, runs)
+    ours = {row["model"] for row in runs} if expected.column == "model" else set()
+    known = list(dict.fromkeys([*expected.headings, *(each for each in MODELS if each in ours)]))
     for column in columns:
         if column not in known:
             raise ValueError(f"no column is called {column!r}; {nearest(column, known)}")
@@ -223,12 +224,6 @@ def why_left_out(expected: Expected, row: Row) -> str:
     names = sorted(wanted.keys() | found.keys())
     changed = [f"{n}={found.get(n, 'default')}" for n in names if wanted.get(n) != found.get(n)]
     return " ".join(changed)
-
-
-def _known_columns(expected: Expected, runs: Sequence[Row]) -> list[str]:
-    """Return the columns of the paper, and models of ours that it does not have."""
-    models = {row["model"] for row in runs} if expected.column == "model" else set()
-    return [*expected.headings, *(each for each in MODELS if each in models - {*expected.headings})]
 
 
 def _runs_of(

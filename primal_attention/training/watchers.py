@@ -107,10 +107,15 @@ class TensorBoard(Watcher):
 
     def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
         """Begin a file with the rounds that are done, in place of those there were."""
+        from lightning_fabric.loggers.tensorboard import TensorBoardLogger
+
         with writing_to(self.directory / TENSORBOARD):
             for old in (self.directory / TENSORBOARD).glob("events.out.tfevents.*"):
                 old.unlink()
-            self.logger = _logger(self.directory)
+            with needing("logs for TensorBoard need it", "train"):
+                self.logger: Any = TensorBoardLogger(
+                    self.directory, name=TENSORBOARD, version="", flush_secs=10
+                )
         for entry in progress.rounds:
             self.round(entry)
 
@@ -124,13 +129,6 @@ class TensorBoard(Watcher):
         """Write what is still in memory."""
         with writing_to(self.directory / TENSORBOARD):
             self.logger.finalize("")
-
-
-def _logger(directory: Path) -> Any:
-    from lightning_fabric.loggers.tensorboard import TensorBoardLogger
-
-    with needing("logs for TensorBoard need it", "train"):
-        return TensorBoardLogger(directory, name=TENSORBOARD, version="", flush_secs=10)
 
 
 def progress_bar(console: Console | None = None) -> Watcher:

@@ -27,20 +27,11 @@ CONTEXT = 20  # steps, of three tokens each
 
 def rl_paper(name: str, model: str, seed: int = 0) -> Recipe:
     """Train as the authors did, with the directions of their scripts."""
-    return _recipe(name, model, "paper", seed, RELEASED.get(name, CLEAN))
-
-
-def rl_clean(name: str, model: str, seed: int = 0) -> Recipe:
-    """Use one number of directions for all sets."""
-    return _recipe(name, model, "clean", seed, CLEAN)
-
-
-def _recipe(name: str, model: str, protocol: str, seed: int, directions: int) -> Recipe:
     environment_of(name)
     recipe = Recipe(
         task=f"rl/{name}",
         model=model,
-        protocol=protocol,
+        protocol="paper",
         seed=seed,
         valid_fraction=0.05,
         num_tokens=3 * CONTEXT,
@@ -59,7 +50,13 @@ def _recipe(name: str, model: str, protocol: str, seed: int, directions: int) ->
         clip_norm=0.25,
         eval_every=10_000,
     )
-    return with_directions(recipe, Directions(directions, ETA))
+    return with_directions(recipe, Directions(RELEASED.get(name, CLEAN), ETA))
+
+
+def rl_clean(name: str, model: str, seed: int = 0) -> Recipe:
+    """Use one number of directions for all sets."""
+    recipe = rl_paper(name, model, seed).replace(protocol="clean")
+    return with_directions(recipe, Directions(CLEAN, ETA))
 
 
 def _task(recipe: Recipe, folder: Path | None) -> Task:
