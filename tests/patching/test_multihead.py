@@ -103,6 +103,7 @@ def test_a_causal_encoder_layer_and_a_decoder_layer():
     assert_close(decoder(x[:, :3], x, memory_key_padding_mask=~real), y[:, :3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_contract_holds(causal):
     check_attention(adapt(built(causal=causal), "mha", causal=causal), causal=causal)
