@@ -218,7 +218,7 @@ def kkt_distances(
 def objective_from_dual(
     kernel_matrix: Tensor, h_e: Tensor, h_r: Tensor, lambda_diag: Tensor
 ) -> Tensor:
-    r"""J of eq. (18) before eq. (15) is used: any dual variables, the rest by eq. (14).
+    r"""Compute J of eq. (18) before eq. (15) is used: any dual variables, the rest by eq. (14).
 
     $\frac12\sum_i h_{e_i}^\top\Lambda^{-1}h_{e_i} + \frac12\sum_j h_{r_j}^\top\Lambda^{-1}h_{r_j}
     - Tr(H_e^\top K H_r)$.
@@ -245,7 +245,7 @@ def unexplained_energy(
     lambda_diag: Tensor,
     f_x: Tensor | None = None,
 ) -> Tensor:
-    r"""$|K - E\Lambda R^\top|_F^2 / |K|_F^2$ through P x P matrices alone, K never formed.
+    r"""Compute $|K - E\Lambda R^\top|_F^2 / |K|_F^2$ by P x P matrices alone, K never formed.
 
     With the Gram matrices $G_q = \Phi_q^\top\Phi_q$ and $G_k = \Phi_k^\top\Phi_k$, with
     $A = F_X^\top F_X$ and $D = A - W_{e|X}\Lambda W_{r|X}^\top$, it is the quotient of

@@ -240,7 +240,7 @@ def implied_regression(
 
 
 def implied_targets(keys: Tensor, values: Tensor, *, epsilon: float = 0.0) -> Tensor:
-    r"""$y_j = f(k_j) + \epsilon\,\mathrm{sign}(v_j)$: what a softmax head has learned, [T, V]."""
+    r"""Compute targets $y_j = f(k_j) + \epsilon\,\mathrm{sign}(v_j)$ of a softmax head, [T, V]."""
     return softmax_attention(Head(keys, keys, values)) + epsilon * values.sign()
 
 
@@ -262,5 +262,5 @@ def support_fraction(keys: Tensor, values: Tensor, *, threshold: float = 0.0) ->
 
 
 def flatness(keys: Tensor, values: Tensor) -> Tensor:
-    r"""$|W|_F^2 = \sum_{ij} \langle v_i, v_j\rangle \exp(\langle k_i, k_j\rangle/\sqrt D)$."""
+    r"""Sum $|W|_F^2 = \sum_{ij} \langle v_i, v_j\rangle \exp(\langle k_i, k_j\rangle/\sqrt D)$."""
     return (values * (Exponential()(keys, keys) @ values)).sum()

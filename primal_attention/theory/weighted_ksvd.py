@@ -166,7 +166,7 @@ def weight_innovations(weights: Weights, times: Tensor) -> Weights:
 
 
 def objective_from_scores(scores: Scores, h_e: Tensor, lambda_diag: Tensor) -> Tensor:
-    r"""J of eq. (6) and (11) without primal weights, a scalar.
+    r"""Compute J of eq. (6) and (11) without primal weights, a scalar.
 
     $\frac12\sum_i e_i^\top\Lambda e_i + \frac12\sum_i r_i^\top\Lambda r_i
     - \sum_i h_e(x_i)^\top e_i$. For scores of both directions the last term is
@@ -197,7 +197,7 @@ def solve_causal_dual(kernel_matrix: Tensor, num_directions: int) -> DualSolutio
 def weighted_unexplained_energy(
     phi_q: Tensor, phi_k: Tensor, times: Tensor, scores: Scores, lambda_diag: Tensor
 ) -> Tensor:
-    r"""$|K - E\Lambda R^\top|_F^2 / |K|_F^2$ of the full kernel by scans, K never formed.
+    r"""Compute $|K - E\Lambda R^\top|_F^2 / |K|_F^2$ of the full kernel by scans, K never formed.
 
     The P x P Gram matrices of `unexplained_energy` do not suffice here. But
     $|K|_F^2 = \sum_{ij}\exp(-2|a_i - a_j|)\langle\phi_q(x_i), \phi_k(x_j)\rangle^2$ is a scan with
