@@ -26,7 +26,7 @@ _WIND_DOWN = 10.0  # seconds that a process has to end after it said that anothe
 _told = threading.Lock()  # held by the thread that says it: one line a process
 _SIGNS_OF_A_LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "gloo", "timed out")
 STRATEGIES = ("auto", "ddp", "fsdp")
-_PRECISIONS: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+PRECISIONS: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class LostPeerError(ConnectionError):
@@ -49,8 +49,8 @@ def launch(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    if precision not in _PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(_PRECISIONS)}, got {precision!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if (strategy, precision) == ("fsdp", "fp16"):
         raise ValueError("fsdp goes with precision fp32 or bf16, got 'fp16'")
     with needing("training needs Lightning Fabric", "train"), _version_alone("torchmetrics"):
@@ -60,7 +60,7 @@ def launch(
         devices=devices,
         num_nodes=num_nodes,
         strategy=_sharding() if strategy == "fsdp" else strategy,
-        precision=_PRECISIONS[precision],
+        precision=PRECISIONS[precision],
         loggers=loggers,
     )
     if precision == "fp16" and fabric.device.type == "cpu":
@@ -150,7 +150,7 @@ def finish(fabric: Fabric) -> None:
 def check_precision(fabric: Fabric, precision: str) -> None:
     """Raise unless the processes were launched with that precision."""
     found = fabric.strategy.precision.precision
-    if found != _PRECISIONS[precision]:
+    if found != PRECISIONS[precision]:
         raise ValueError(
             f"the recipe has precision={precision!r}, the processes were launched with {found!r}; "
             f"launch them with launch({precision!r})"

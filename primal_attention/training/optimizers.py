@@ -33,8 +33,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module, *, capturable: bool = Fals
         "eps": recipe.optim.adam_eps,
         "capturable": capturable,
     }
-    kinds = _REPLAYED if capturable else _OPTIMIZERS
-    optimizer: Optimizer = kinds[recipe.optim.optimizer](groups, **settings)
+    plain, replayed = _OPTIMIZERS[recipe.optim.optimizer]
+    optimizer: Optimizer = (replayed if capturable else plain)(groups, **settings)
     return optimizer
 
 
@@ -100,13 +100,9 @@ def _factors(t: Tensor, lr: float | Tensor, beta1: float, beta2: float) -> tuple
     return torch.where(is_long, rate * rectified, zero), torch.where(is_long, zero, rate)
 
 
-_OPTIMIZERS: dict[str, Any] = {
-    "radam": torch.optim.RAdam,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-_REPLAYED: dict[str, Any] = {  # on a GPU, with few passes over the parameters
-    "radam": LeanRAdam,
-    "adam": partial(torch.optim.Adam, fused=True),
-    "adamw": partial(torch.optim.AdamW, fused=True),
+#   The plain form, and the one to replay on a GPU, with few passes over the parameters.
+_OPTIMIZERS: dict[str, tuple[Any, Any]] = {
+    "radam": (torch.optim.RAdam, LeanRAdam),
+    "adam": (torch.optim.Adam, partial(torch.optim.Adam, fused=True)),
+    "adamw": (torch.optim.AdamW, partial(torch.optim.AdamW, fused=True)),
 }

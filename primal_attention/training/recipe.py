@@ -14,11 +14,11 @@ from primal_attention.atomic_files import UnreadableFileError
 from primal_attention.models.stacks import MODELS
 from primal_attention.objectives import OBJECTIVES
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS
+from primal_attention.training.devices import PRECISIONS
 from primal_attention.training.schedules import SCHEDULES
 
 PROTOCOLS = ("paper", "clean")
 OPTIMIZERS = ("radam", "adam", "adamw")
-PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)

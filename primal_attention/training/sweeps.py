@@ -191,7 +191,10 @@ def _enqueue_again(study: Study, trial: Trial | FrozenTrial) -> None:
 
 
 def _storage(url: str) -> Any:
-    """Open the storage; several processes that make it at once may need more than one try."""
+    """Open the storage; several processes that make it at once may need more than one try.
+
+    It enqueues trials again whose process has been gone for a while.
+    """
     _optuna()
     from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
@@ -199,7 +202,13 @@ def _storage(url: str) -> Any:
         Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     for left in reversed(range(_TRIES)):
         try:
-            return _open_storage(url)
+            with _experimental() as optuna:
+                return optuna.storages.RDBStorage(
+                    url,
+                    heartbeat_interval=_HEARTBEAT,
+                    grace_period=_GRACE,
+                    heartbeat_stale_trial_callback=_enqueue_again,
+                )
         except (SQLAlchemyError, ImportError) as error:
             if left and isinstance(error, IntegrityError | OperationalError):
                 time.sleep(random.uniform(0.1, 0.5))
@@ -210,17 +219,6 @@ def _storage(url: str) -> Any:
                 "sqlite:///sweep.db or postgresql://user@host/name"
             ) from error
     raise AssertionError("the last try returns or raises")
-
-
-def _open_storage(url: str) -> Any:
-    """Trials whose process is gone are enqueued again after a while."""
-    with _experimental() as optuna:
-        return optuna.storages.RDBStorage(
-            url,
-            heartbeat_interval=_HEARTBEAT,
-            grace_period=_GRACE,
-            heartbeat_stale_trial_callback=_enqueue_again,
-        )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,15 +131,11 @@ def _task(recipe: Recipe, folder: Path | None) -> Task:
     return lra_task(name, folder=folder, protocol=recipe.run.protocol, seed=recipe.run.seed)
 
 
-def _prepare(name: str, folder: Path | None, out: Path | None) -> Path:
-    return prepare_lra(name, folder, out, workers=os.cpu_count() or 1)
-
-
 LRA = Domain(
     sets=LRA_TASKS,
     make_task=_task,
     recipes={"paper": lra_paper, "clean": lra_clean},
     find=find_lra,
-    prepare=_prepare,
+    prepare=partial(prepare_lra, workers=os.cpu_count() or 1),
     usage="reads or generates a task, and prepares it",
 )
