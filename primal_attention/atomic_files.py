@@ -9,7 +9,7 @@ import io
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -77,12 +77,17 @@ def write_text(path: Path, text: str) -> None:
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write a csv file in one step; a row that lacks a column has an empty cell."""
     columns = dict.fromkeys(name for row in rows for name in row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, csv_text(columns, rows))
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """Format rows as csv; one that lacks a column has an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text.getvalue())
+    return text.getvalue()
 
 
 def remove_unfinished(directory: Path) -> None:

@@ -1,7 +1,5 @@
 """`primal predict`: the classes of new time series."""
 
-import csv
-import io
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from rich.progress import track
 from torch import Tensor
 
 from primal_attention.array_files import read_array
-from primal_attention.atomic_files import write_text
+from primal_attention.atomic_files import csv_text, write_text
 from primal_attention.cli.arguments import naming
 from primal_attention.foreign_files import file_size, reading
 from primal_attention.tasks import Series, SeriesEncoding
@@ -112,10 +110,10 @@ def _probabilities(
 
 
 def _to_csv(labels: tuple[str, ...], probabilities: Tensor) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["case", "label", *(f"probability_{label}" for label in labels)])
+    names = [f"probability_{label}" for label in labels]
+    rows = []
     for case, row in enumerate(probabilities.tolist()):
         best = max(range(len(row)), key=row.__getitem__)
-        writer.writerow([case, labels[best], *(f"{each:.6f}" for each in row)])
-    return text.getvalue()
+        texts = (f"{each:.6f}" for each in row)
+        rows.append({"case": case, "label": labels[best], **dict(zip(names, texts, strict=True))})
+    return csv_text(["case", "label", *names], rows)

@@ -1,7 +1,5 @@
 """`primal table`: a table of the paper beside our runs."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from primal_attention.atomic_files import write_text
+from primal_attention.atomic_files import csv_text, write_text
 from primal_attention.cli.arguments import naming
 from primal_attention.training.recipe import nearest
 from primal_attention.training.results import Estimate, Row, read_rows
@@ -181,30 +179,27 @@ def _notes(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str
 
 def _to_csv(table: Table) -> str:
     """Write one line a cell: its key, the paper's number, ours by protocol."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = [
-        f"{p}_{what}" for p in table.expected.protocols for what in ("mean", "margin", "seeds")
+    expected = table.expected
+    rows = [
+        {**dict(key), expected.column: column, **_numbers(table, key, column)}
+        for key in expected.keys
+        for column in table.columns
     ]
-    keys = [name for name, _ in table.expected.keys[0]]
-    writer.writerow([*keys, table.expected.column, "printed", *names])
-    for key in table.expected.keys:
-        for column in table.columns:
-            writer.writerow([*(value for _, value in key), column, *_numbers(table, key, column)])
-    return text.getvalue()
+    numbers = [f"{p}_{what}" for p in expected.protocols for what in ("mean", "margin", "seeds")]
+    keys = [name for name, _ in expected.keys[0]]
+    return csv_text([*keys, expected.column, "printed", *numbers], rows)
 
 
-def _numbers(table: Table, key: Key, column: str) -> Iterator[str]:
-    for source in table.sources:
-        number = table.value(key, column, source)
-        if isinstance(number, Estimate):
-            yield f"{number.mean:.4f}"
-            yield "" if number.margin is None else f"{number.margin:.4f}"
-            yield str(number.seeds)
-        elif source == PRINTED:
-            yield "" if number is None else str(number)
-        else:
-            yield from ("", "", "")
+def _numbers(table: Table, key: Key, column: str) -> dict[str, object]:
+    """Format the numbers of a cell by their columns, without those that there are not."""
+    numbers: dict[str, object] = {"printed": table.value(key, column, PRINTED)}
+    for protocol in table.expected.protocols:
+        ours = table.value(key, column, protocol)
+        if isinstance(ours, Estimate):
+            numbers[f"{protocol}_mean"] = f"{ours.mean:.4f}"
+            numbers[f"{protocol}_margin"] = "" if ours.margin is None else f"{ours.margin:.4f}"
+            numbers[f"{protocol}_seeds"] = ours.seeds
+    return numbers
 
 
 def _to_markdown(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from primal_attention.atomic_files import UnreadableFileError, holding, write_text
+from primal_attention.atomic_files import UnreadableFileError, csv_text, holding, write_text
 from primal_attention.training.outcome import Outcome
 from primal_attention.training.recipe import Recipe
 
@@ -105,13 +105,9 @@ def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> No
         before, known = _read(path) if path.exists() else ([], [])
         key = (*KEY, "selection")  # a run may have a row for each of its checkpoints
         merged = {tuple(row[name] for name in key): row for row in [*known, *rows]}
-        text = io.StringIO()
-        ordered = sorted(merged.values(), key=_order)
         columns = dict.fromkeys((*COLUMNS, *before, *more))
-        writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(ordered)
-        write_text(path, text.getvalue())
+        ordered = sorted(merged.values(), key=_order)
+        write_text(path, csv_text(columns, ordered))
 
 
 def _read(path: Path) -> tuple[list[str], list[Row]]:
