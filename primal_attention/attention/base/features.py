@@ -17,7 +17,7 @@ class FeatureSide(NamedTuple):
     """
 
     z: Tensor
-    feature_map: str
+    feature_map: str = "identity"
 
 
 class FeaturePair(nn.Module):

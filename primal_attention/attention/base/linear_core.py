@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from primal_attention.attention.base.features import FeatureSide
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.feature_maps import FIXED_MAPS
 from primal_attention.ops.causal import scan
@@ -45,9 +44,7 @@ class MomentsAttention(DecodingAttention):
 
     def init_state(self, batch_size: int) -> Any:
         """Return the moments before the first token: zeros."""
-        self._check_causal()
-        shape = batch_size, self.num_heads, self.num_features, self.head_dim
-        kv = accumulate(outputs_of(self.k_proj).new_zeros(shape))
+        kv = self._zeros(batch_size, self.num_heads, self.num_features, self.head_dim)
         return LinearState(kv, kv[..., 0])
 
     def extend(

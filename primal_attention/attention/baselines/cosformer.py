@@ -130,4 +130,4 @@ def _features(z: Tensor, counts: Tensor, scale: Tensor) -> FeatureSide:
     z = relu(accumulate(z))
     position = (counts[:, :, None, None] - 1).to(z.dtype)
     angle = math.pi / 2 * position / scale
-    return FeatureSide(torch.cat([z * angle.cos(), z * angle.sin()], dim=-1), "identity")
+    return FeatureSide(torch.cat([z * angle.cos(), z * angle.sin()], dim=-1))

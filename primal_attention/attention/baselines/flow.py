@@ -12,10 +12,9 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeatureSide
 from primal_attention.attention.base.linear_core import key_moment, read_moment, scan_moment
 from primal_attention.attention.base.masks import zero_padding
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.ops.causal import token_counts
-from primal_attention.precision import accumulate, accumulation_dtype, exact
+from primal_attention.precision import accumulate, exact
 
 _EPS = 1e-6
 
@@ -77,10 +76,7 @@ class FlowAttention(DecodingAttention):
 
     def init_state(self, batch_size: int) -> FlowState:
         """Return the state before the first token."""
-        self._check_causal()
-        like, H, C = outputs_of(self.q_proj), self.num_heads, self.head_dim
-        dtype = accumulation_dtype(like.dtype)
-        kv = torch.zeros(batch_size, H, C, C, dtype=dtype, device=like.device)
+        kv = self._zeros(batch_size, self.num_heads, self.head_dim, self.head_dim)
         vector, number = kv[..., 0], kv[..., 0, 0]
         return FlowState(vector, vector, vector, vector, number, kv, number[:, 0])
 
@@ -106,8 +102,8 @@ def _flow(
     strength = zero_padding(conserved_out.clamp(-1.0, 1.0).exp(), source_mask)
     share = strength / strength.sum(1, keepdim=True).clamp(min=_EPS) * num_sources
     allocation = (conserved_in * num_sinks / num_sources.clamp(min=1)).sigmoid()
-    total = key_moment(_plain(sources), accumulate(v) * share[..., None], None)
-    read = read_moment(total, _plain(received))
+    total = key_moment(FeatureSide(sources), accumulate(v) * share[..., None], None)
+    read = read_moment(total, FeatureSide(received))
     return (read * allocation[..., None]).to(v.dtype)
 
 
@@ -129,8 +125,8 @@ def _causal_flow(
     competition = _running(strength, state.competition)
     share = strength / competition.clamp(min=_EPS) * number
     read, kv = scan_moment(
-        _plain(sinks / (incoming * number)[..., None]),
-        _plain(sources),
+        FeatureSide(sinks / (incoming * number)[..., None]),
+        FeatureSide(sources),
         accumulate(v) * share[..., None],
         state.kv,
         mask,
@@ -138,10 +134,6 @@ def _causal_flow(
     sums = q_sum[:, -1], k_sum[:, -1], q_flow[:, -1], k_flow[:, -1], competition[:, -1]
     after = FlowState(*sums, kv, counts[:, -1].to(kv.dtype))
     return (read * conserved_in.sigmoid()[..., None]).to(v.dtype), after
-
-
-def _plain(phi: Tensor) -> FeatureSide:
-    return FeatureSide(phi, "identity")
 
 
 def _flow_through(z: Tensor, total: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import Compaction, take, token_order
 from primal_attention.attention.base.masks import Tokens
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention, Options
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.blocks import (
@@ -105,10 +104,7 @@ class LongformerAttention(DecodingAttention):
 
     def init_state(self, batch_size: int) -> WindowCache:
         """Return an empty cache."""
-        self._check_causal()
-        like = accumulate(outputs_of(self.k_proj))
-        like = like.new_empty(batch_size, 0, self.num_heads, self.head_dim)
-        return self._empty_cache(like)
+        return self._empty_cache(self._zeros(batch_size, 0, self.num_heads, self.head_dim))
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: WindowCache, mask: Tensor | None

@@ -172,7 +172,8 @@ def convolve(x: Tensor, taps: Tensor) -> Tensor:
     in a fixed order.
     """
     (B, N), K = x.shape[:2], taps.shape[1]
-    window = _window(K)
+    # A power of two, of which at most a third is read for the neighbours of a block.
+    window = max(_WINDOW, 1 << (3 * K - 1).bit_length())
     block = window - K + 1
     num_blocks = -(-N // block)
     before, after = K // 2, num_blocks * block - N + K // 2
@@ -189,8 +190,3 @@ def band(taps: Tensor, num_rows: int) -> Tensor:
     # Rows that are one longer than those of the result: each starts one column further there.
     rows = F.pad(taps, (0, num_rows)).repeat(1, num_rows)
     return rows[:, : num_rows * width].view(H, num_rows, width)
-
-
-def _window(num_taps: int) -> int:
-    """A power of two, of which at most a third is read for the neighbours of a block."""
-    return max(_WINDOW, 1 << (3 * num_taps - 1).bit_length())

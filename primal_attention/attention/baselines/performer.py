@@ -17,10 +17,7 @@ from torch._compile import _disable_dynamo
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeatureSide
-from primal_attention.attention.base.linear_core import (
-    MomentsAttention,
-    attend_moments,
-)
+from primal_attention.attention.base.linear_core import MomentsAttention, attend_moments
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.projections import has_plain_call
 from primal_attention.attention.base.qkv import Options
@@ -112,7 +109,7 @@ class PerformerAttention(MomentsAttention):
         """Positive random features; the scale of a query cancels."""
         phi_q, phi_k = self.feature_map(q), self.feature_map(k)
         phi_q = phi_q / phi_q.detach().amax(-1, keepdim=True)
-        return FeatureSide(phi_q, "identity"), FeatureSide(phi_k, "identity")
+        return FeatureSide(phi_q), FeatureSide(phi_k)
 
     @_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
     def _count_pass(self, interval: int) -> None:

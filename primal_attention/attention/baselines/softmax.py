@@ -18,10 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import together
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.ops.gradients import is_transformed
-from primal_attention.precision import accumulate, accumulation_dtype
+from primal_attention.precision import accumulate
 
 # Without cuDNN, which torch prefers on Hopper: it put NaN into the gradients of Attention-SH (fewer
 # keys than queries, several lengths in one step) unless each step was synchronised (torch 2.11,
@@ -40,13 +39,6 @@ class KeyValueCache(NamedTuple):
     k: Tensor  # [B, T, H, C], accumulation dtype
     v: Tensor  # [B, T, H, C]
     mask: Tensor  # [B, T], 1 at real tokens
-
-    @classmethod
-    def empty(cls, batch_size: int, num_heads: int, head_dim: int, like: Tensor) -> KeyValueCache:
-        """Return the cache before the first token, with the device of a tensor."""
-        dtype = accumulation_dtype(like.dtype)
-        empty = torch.zeros(batch_size, 0, num_heads, head_dim, dtype=dtype, device=like.device)
-        return cls(empty, empty, empty[:, :, 0, 0])
 
     def append(self, k: Tensor, v: Tensor, mask: Tensor | None) -> KeyValueCache:
         """Return the cache with keys and values [B, N, H, C] of new tokens at its end."""
@@ -67,9 +59,8 @@ class CachedAttention(DecodingAttention):
 
     def init_state(self, batch_size: int) -> KeyValueCache:
         """Return an empty cache."""
-        self._check_causal()
-        like = outputs_of(self.k_proj)
-        return KeyValueCache.empty(batch_size, self.num_heads, self.head_dim, like)
+        empty = self._zeros(batch_size, 0, self.num_heads, self.head_dim)
+        return KeyValueCache(empty, empty, empty[:, :, 0, 0])
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None

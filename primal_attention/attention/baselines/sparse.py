@@ -29,8 +29,6 @@ from primal_attention.attention.baselines.softmax import (
 )
 from primal_attention.precision import accumulate
 
-PATTERNS = ("strided", "fixed")
-
 
 class SparseAttention(CachedAttention):
     r"""Factorised attention with both factors merged into one head, Child et al. 2019.
@@ -73,7 +71,7 @@ class SparseAttention(CachedAttention):
         **options: Unpack[Options],
     ):
         super().__init__(dim, num_heads, **options)
-        check_choice("pattern", pattern, PATTERNS)
+        check_choice("pattern", pattern, ("strided", "fixed"))
         check_sizes(stride=stride, num_summary=num_summary)
         if num_summary is not None and pattern != "fixed":
             raise ValueError(f"num_summary={num_summary} goes with pattern='fixed' only")

@@ -5,7 +5,6 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, R hashes.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Unpack
 
 import torch
@@ -63,12 +62,10 @@ class YosoAttention(QKVAttention):
         ),
     )
     shown = ("estimator", "num_bits")
-    contract_exemptions: Mapping[str, str] = MappingProxyType(
-        {
-            "gradients": "the published lower bound; the derivative is infinite where q = k",
-            "gradient graphs": "that lower bound is a constant to second derivatives",
-        }
-    )
+    contract_exemptions: Mapping[str, str] = {
+        "gradients": "the published lower bound; the derivative is infinite where q = k",
+        "gradient graphs": "that lower bound is a constant to second derivatives",
+    }
     planes: Tensor  # [R, H, C, bits]
 
     def __init__(
