@@ -137,7 +137,7 @@ class Job(NamedTuple):
     def measure(self, device: torch.device) -> Measurement:
         host = HOSTS[self.name]
 
-        def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
+        def build(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
             with x.device:  # random weights are quickly drawn there
                 return Body(host.body(sizes.n), self.form)
 

@@ -66,7 +66,7 @@ class Job(NamedTuple):
     compiled: bool
 
 
-Build = Callable[[LayerSizes, Tensor], nn.Module]
+Build = Callable[["Entry", LayerSizes, Tensor], nn.Module]
 
 
 class Entry(NamedTuple):
@@ -91,7 +91,7 @@ class Entry(NamedTuple):
             raise ModuleNotFoundError(f"{self.package} is not installed", name=self.package)
         torch.manual_seed(0)
         x = sizes.input(device)
-        module = self.build(sizes, x)
+        module = self.build(self, sizes, x)
         if self.alone:
             module.to(device)
             inputs = [each for each in vars(module).values() if isinstance(each, Tensor)]
@@ -101,91 +101,80 @@ class Entry(NamedTuple):
         return TimedModule(module, x, (*inputs, *module.parameters()))
 
 
-def _primal(weights: str, *, causal: bool = False) -> Entry:
-    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        S = sizes.directions
-        layer = PrimalAttention(sizes.dim, sizes.heads, S, weights=weights, causal=causal)
-        return WithObjective(layer)
-
-    return Entry("primal", build, weights, causal)
+def _projections(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
+    return ProjectionFloor(x)
 
 
-def _primal_time(*, causal: bool) -> Entry:
-    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        S = sizes.directions
-        return WithObjective(PrimalTimeAttention(sizes.dim, sizes.heads, S, causal=causal))
-
-    return Entry("primal_time", build, "dual", causal)
+def _primal(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
+    S, weights = sizes.directions, entry.weights
+    layer = PrimalAttention(sizes.dim, sizes.heads, S, weights=weights, causal=entry.causal)
+    return WithObjective(layer)
 
 
-def _op(weights: str) -> Entry:
-    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        return OpAlone(x, sizes.heads, shared=weights == "static")
-
-    return Entry("primal_op", build, weights, alone=True)
+def _primal_time(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
+    S = sizes.directions
+    return WithObjective(PrimalTimeAttention(sizes.dim, sizes.heads, S, causal=entry.causal))
 
 
-def _softmax(*, causal: bool) -> Entry:
-    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        attend = partial(F.scaled_dot_product_attention, is_causal=causal)
-        return PackedSoftmax(sizes.dim, sizes.heads, attend)
-
-    return Entry("softmax", build, causal=causal)
+def _op(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
+    return OpAlone(x, sizes.heads, shared=entry.weights == "static")
 
 
-def _flex(*, causal: bool) -> Entry:
-    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        return PackedSoftmax(sizes.dim, sizes.heads, flex(sizes.n, x.device, causal=causal))
-
-    return Entry("flex_attention", build, causal=causal)
+def _softmax(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
+    attend = partial(F.scaled_dot_product_attention, is_causal=entry.causal)
+    return PackedSoftmax(sizes.dim, sizes.heads, attend)
 
 
-def _released(*, causal: bool) -> Entry:
-    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        S = sizes.directions
-        return ReleasedArithmetic(sizes.dim, sizes.heads, S, _LANDMARKS * S, causal=causal)
-
-    return Entry("released", build, "static" if causal else "sampled", causal)
+def _flex(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
+    return PackedSoftmax(sizes.dim, sizes.heads, flex(sizes.n, x.device, causal=entry.causal))
 
 
-def _registered(name: str, *, causal: bool) -> Entry:
-    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        options = {"max_tokens": sizes.n} if card_of(name).needs_max_tokens else {}
-        forms = {"causal": True} if causal else {}
-        return OutputsOf(build_attention(name, sizes.dim, sizes.heads, **forms, **options))
-
-    return Entry(name, build, causal=causal)
+def _released(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
+    S = sizes.directions
+    return ReleasedArithmetic(sizes.dim, sizes.heads, S, _LANDMARKS * S, causal=entry.causal)
 
 
-def _foreign(mechanism: str, layer: str) -> Entry:
+def _registered(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
+    name = entry.mechanism
+    options = {"max_tokens": sizes.n} if card_of(name).needs_max_tokens else {}
+    forms = {"causal": True} if entry.causal else {}
+    return OutputsOf(build_attention(name, sizes.dim, sizes.heads, **forms, **options))
+
+
+def _foreign(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
     """A layer of flash-linear-attention, which is always causal."""
-
-    def build(sizes: LayerSizes, x: Tensor) -> nn.Module:
-        kind = getattr(import_module("fla.layers"), layer)
-        return OutputsOf(kind(hidden_size=sizes.dim, num_heads=sizes.heads))
-
-    return Entry(mechanism, build, causal=True, package="fla")
+    layer = {"fla_linear": "LinearAttention", "fla_gla": "GatedLinearAttention"}[entry.mechanism]
+    kind = getattr(import_module("fla.layers"), layer)
+    return OutputsOf(kind(hidden_size=sizes.dim, num_heads=sizes.heads))
 
 
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry("projections", lambda sizes, x: ProjectionFloor(x)),
-        *(_softmax(causal=causal) for causal in (False, True)),
-        *(_primal(weights) for weights in ("static", "sampled", "dual")),
-        *(_primal(weights, causal=True) for weights in ("static", "dual")),
-        *(_primal_time(causal=causal) for causal in (False, True)),
-        *(_op(weights) for weights in ("sampled", "static")),
-        *(_released(causal=causal) for causal in (False, True)),
-        *(_flex(causal=causal) for causal in (False, True)),
+        Entry("projections", _projections),
+        Entry("softmax", _softmax),
+        Entry("softmax", _softmax, causal=True),
+        Entry("primal", _primal, "static"),
+        Entry("primal", _primal, "sampled"),
+        Entry("primal", _primal, "dual"),
+        Entry("primal", _primal, "static", causal=True),
+        Entry("primal", _primal, "dual", causal=True),
+        Entry("primal_time", _primal_time, "dual"),
+        Entry("primal_time", _primal_time, "dual", causal=True),
+        Entry("primal_op", _op, "sampled", alone=True),
+        Entry("primal_op", _op, "static", alone=True),
+        Entry("released", _released, "sampled"),
+        Entry("released", _released, "static", causal=True),
+        Entry("flex_attention", _flex),
+        Entry("flex_attention", _flex, causal=True),
         *(
-            _registered(name, causal=causal)
+            Entry(name, _registered, causal=causal)
             for name in ATTENTIONS
             if name not in ("primal", "primal_time", "softmax")
             for causal in ((False, True) if card_of(name).causal else (False,))
         ),
-        _foreign("fla_linear", "LinearAttention"),
-        _foreign("fla_gla", "GatedLinearAttention"),
+        Entry("fla_linear", _foreign, causal=True, package="fla"),
+        Entry("fla_gla", _foreign, causal=True, package="fla"),
     )
 }
 

@@ -32,7 +32,7 @@ class Broken(nn.Module):
 
 
 def broken(error=None):
-    return Entry("broken", lambda sizes, x: Broken(error))
+    return Entry("broken", lambda entry, sizes, x: Broken(error))
 
 
 @pytest.mark.parametrize("kind", ["fwd", "fwd+bwd"])
