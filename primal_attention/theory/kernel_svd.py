@@ -110,8 +110,7 @@ class KernelSVD:
 
     def transform(self, X: Points, *, Z: Points | None = None) -> Array | tuple[Array, Array]:
         """Compute the scores e of X, [len(X), S]; with Z the pair of e and the scores r of Z."""
-        if not hasattr(self, "singular_values_"):
-            raise NotFittedError("This KernelSVD is not fitted yet; call fit first")
+        self._check_is_fitted()
         x_points = _points("X", X, like=self._x_points)
         h_e, h_r = torch.as_tensor(self.left_vectors_), torch.as_tensor(self.right_vectors_)
         e_matrix = self._matrix(x_points, self._z_points, self._takes_numpy)
@@ -127,6 +126,22 @@ class KernelSVD:
     ) -> Array | tuple[Array, Array]:
         """Fit, then transform the same points."""
         return self.fit(X, Z=Z).transform(X, Z=Z)
+
+    def get_feature_names_out(self, input_features: object = None) -> Any:
+        """Name the columns of the scores, kernelsvd0 and so on; `input_features` is ignored."""
+        self._check_is_fitted()
+        names = [f"kernelsvd{s}" for s in range(len(self.singular_values_))]
+        return np.asarray(names, dtype=object)
+
+    def __repr__(self) -> str:
+        """Show the parameters that are not the defaults."""
+        defaults = inspect.signature(type(self)).parameters
+        shown = [
+            f"{name}={value!r}"
+            for name, value in self.get_params().items()
+            if repr(value) != repr(defaults[name].default)
+        ]
+        return f"KernelSVD({', '.join(shown)})"
 
     def __sklearn_tags__(self) -> Any:
         """Describe the estimator to scikit-learn, which is imported only here."""
@@ -149,6 +164,10 @@ class KernelSVD:
             raise ValueError(f"KernelSVD has no parameters named {sorted(unknown)}")
         vars(self).update(params)
         return self
+
+    def _check_is_fitted(self) -> None:
+        if not hasattr(self, "singular_values_"):
+            raise NotFittedError("This KernelSVD is not fitted yet; call fit first")
 
     def _solve(self, solver: str, matrix: "_KernelMatrix") -> "_Triplets":
         """Find the leading triplets, perhaps more than wanted."""

@@ -136,6 +136,14 @@ def test_targets_are_ignored():
         KernelSVD(S).fit(X, None, Z)
 
 
+def test_it_prints_its_parameters_and_names_its_scores():
+    model = KernelSVD(2, kernel="cosine", n_iter=6)
+    assert repr(model) == "KernelSVD(n_directions=2, kernel='cosine')"
+    with pytest.raises(ValueError, match="not fitted yet"):
+        model.get_feature_names_out()
+    assert list(model.fit(sets()[0]).get_feature_names_out()) == ["kernelsvd0", "kernelsvd1"]
+
+
 def test_in_a_pipeline_with_a_classifier_and_a_grid():
     linear_model = pytest.importorskip("sklearn.linear_model")
     from sklearn.model_selection import GridSearchCV
