@@ -1,5 +1,7 @@
 """Models of sequences: the default of a domain, and the attentions that all domains share."""
 
+from typing import Any
+
 from torch import nn
 
 from primal_attention.attention.primal.statistics import KSVDLayer
@@ -18,36 +20,21 @@ from primal_attention.training.recipe import Recipe
 
 def build_sequence_model(recipe: Recipe, sizes: Sizes) -> nn.Module:
     """Build a ``TwoTowerClassifier`` where the recipe has two towers, else a single classifier."""
-    build = _two_towers if recipe.model.num_towers == 2 else _one_tower
-    return build(recipe, sizes)
-
-
-def _one_tower(recipe: Recipe, sizes: Sizes) -> SequenceClassifier:
-    model = recipe.model
-    return SequenceClassifier(
-        *_embedding_and_encoder(recipe, sizes),
-        sizes.num_outputs,
-        pooling=model.pooling,
-        num_tokens=sizes.num_tokens,
-        dropout=model.dropout,
-        mask_attention=model.mask_attention,
-        hidden_dim=model.head_hidden_dim,
-    )
-
-
-def _two_towers(recipe: Recipe, sizes: Sizes) -> TwoTowerClassifier:
-    model = recipe.model
+    model, num_outputs = recipe.model, sizes.num_outputs
+    options: dict[str, Any] = {
+        "pooling": model.pooling,
+        "num_tokens": sizes.num_tokens,
+        "dropout": model.dropout,
+        "mask_attention": model.mask_attention,
+    }
+    if model.num_towers == 1:
+        parts = _embedding_and_encoder(recipe, sizes)
+        hidden_dim = model.head_hidden_dim
+        return SequenceClassifier(*parts, num_outputs, hidden_dim=hidden_dim, **options)
     if model.head_hidden_dim is None:
         raise ValueError("two towers have a hidden layer in the head; set head_hidden_dim")
-    tower = Tower(
-        *_embedding_and_encoder(recipe, sizes),
-        pooling=model.pooling,
-        num_tokens=sizes.num_tokens,
-        dropout=model.dropout,
-        drop_features=False,
-        mask_attention=model.mask_attention,
-    )
-    return TwoTowerClassifier(tower, sizes.num_outputs, hidden_dim=model.head_hidden_dim)
+    tower = Tower(*_embedding_and_encoder(recipe, sizes), drop_features=False, **options)
+    return TwoTowerClassifier(tower, num_outputs, hidden_dim=model.head_hidden_dim)
 
 
 def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[Embedding, Encoder]:
