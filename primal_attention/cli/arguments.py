@@ -1,6 +1,6 @@
 """Arguments that commands share: their types, what they stand for, what is wrong with them."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -63,6 +63,13 @@ def _what_to_install(error: ModuleNotFoundError) -> str:
     if "pip install" in str(error) or name not in _EXTRAS:
         return str(error)
     return f"this needs {name}: pip install 'primal-attention[{_EXTRAS[name]}]'"
+
+
+def check_files(files: Iterable[Path]) -> None:
+    """Raise unless all files are there."""
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no file {file}")
 
 
 def check_name(kind: str, name: str, names: Collection[str]) -> None:

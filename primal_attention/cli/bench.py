@@ -23,7 +23,7 @@ from primal_attention.benchmarking.results import (
     select,
 )
 from primal_attention.benchmarking.targets import Verdict, commits, verdicts
-from primal_attention.cli.arguments import naming
+from primal_attention.cli.arguments import check_files, naming
 from primal_attention.training.results import current_commit
 
 _SHOWN = {  # columns of the terminal, and how wide they are
@@ -116,9 +116,7 @@ def bench(  # noqa: PLR0913 - each is an option of the command
 
 def _check_files(results: Sequence[Path], figure: Path | None, check: bool) -> None:
     """Before anything is measured."""
-    for file in results:
-        if not file.is_file():
-            raise FileNotFoundError(f"there is no file {file}")
+    check_files(results)
     if results and figure is None and not check:
         raise ValueError("--results is for --plot and --check; give one of them")
     if figure is not None and figure.suffix not in (".png", ".pdf", ".svg"):

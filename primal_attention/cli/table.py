@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from primal_attention.atomic_files import csv_text, write_text
-from primal_attention.cli.arguments import naming
+from primal_attention.cli.arguments import check_files, naming
 from primal_attention.training.recipe import nearest
 from primal_attention.training.results import Estimate, Row, read_rows
 from primal_attention.training.tables import (
@@ -59,7 +59,8 @@ def table(
     with naming("--protocol"):
         expected = replace(expected, protocols=_protocols(expected, protocol))
     with naming("--results"):
-        files = _existing(results) or _default_results(path.parent)
+        check_files(results or ())
+        files = results or [_default_results(path.parent)]
         rows = [row for file in files for row in read_rows(file)]
     with naming("--column, --set or --results"):
         filled = fill(expected, rows, columns=column or (), settings=set_ or ())
@@ -82,16 +83,9 @@ def _protocols(expected: Expected, chosen: Sequence[str] | None) -> tuple[str, .
     return tuple(chosen or expected.protocols)
 
 
-def _existing(files: Sequence[Path] | None) -> list[Path]:
-    for file in files or ():
-        if not file.is_file():
-            raise FileNotFoundError(f"there is no file {file}")
-    return list(files or ())
-
-
-def _default_results(folder: Path) -> list[Path]:
+def _default_results(folder: Path) -> Path:
     places = (folder / RESULTS, Path("runs") / RESULTS)
-    return [next((place for place in places if place.is_file()), places[0])]
+    return next((place for place in places if place.is_file()), places[0])
 
 
 def _side_by_side(table: Table, width: int) -> Iterator[list[str]]:
