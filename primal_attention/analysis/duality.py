@@ -24,14 +24,7 @@ from primal_attention.analysis.matrices import explained_energy
 from primal_attention.analysis.running_stats import MeanDeviation, RunningStats
 from primal_attention.analysis.text_table import text_table
 from primal_attention.attention.primal import PrimalAttention
-from primal_attention.theory.ksvd import (
-    KSVDPoint,
-    Scores,
-    kkt_distances,
-    ksvd_objective,
-    primal_scores,
-    weights_given_x,
-)
+from primal_attention.theory import ksvd
 
 
 class HeadDuality(NamedTuple):
@@ -123,7 +116,7 @@ def heads_of(sequence: PrimalSequence) -> HeadDuality:
     tensors = (*sequence[:5], *(sequence.h or (None, None)), sequence.lambda_diag)
     in_dims = tuple(None if each is None else 0 for each in tensors)
     kkt, objective, relative, e, r = torch.vmap(_one_head, in_dims)(*tensors)
-    return HeadDuality(kkt, objective, relative, *_energies(sequence, Scores(e, r)), best)
+    return HeadDuality(kkt, objective, relative, *_energies(sequence, ksvd.Scores(e, r)), best)
 
 
 def _one_head(
@@ -137,23 +130,23 @@ def _one_head(
     lambda_diag: Tensor,
 ) -> tuple[Tensor, ...]:
     """The largest KKT residual, J, relative J, and the scores."""
-    scores = primal_scores(phi_q, phi_k, *weights_given_x(w_e, w_r, f_x))
+    scores = ksvd.primal_scores(phi_q, phi_k, *ksvd.weights_given_x(w_e, w_r, f_x))
     if h_e is None or h_r is None:
         h_e, h_r, scale = scores.e * lambda_diag, scores.r * lambda_diag, lambda_diag
     else:
         N, T = len(phi_q), len(phi_k)
         h_e, h_r = h_e / N, h_r / T
         scale = lambda_diag * (1 / N + 1 / T) / 2  # J averages e over queries, r over keys
-    point = KSVDPoint(w_e, w_r, *scores, h_e, h_r, scale)
-    objective = ksvd_objective(scores, w_e, w_r, scale)
+    point = ksvd.KSVDPoint(w_e, w_r, *scores, h_e, h_r, scale)
+    objective = ksvd.ksvd_objective(scores, w_e, w_r, scale)
     trace = (w_e * w_r).sum()
     size = (objective + trace).abs() + trace.abs()
     relative = torch.where(size > 0, objective.abs() / size, 0.0)
-    kkt = kkt_distances(point, phi_q, phi_k, f_x).amax()
+    kkt = ksvd.kkt_distances(point, phi_q, phi_k, f_x).amax()
     return kkt, objective, relative, *scores
 
 
-def _energies(sequence: PrimalSequence, scores: Scores) -> tuple[Tensor, Tensor]:
+def _energies(sequence: PrimalSequence, scores: ksvd.Scores) -> tuple[Tensor, Tensor]:
     r"""Find what $E \Lambda R^\top$ explains of K, and what the spans of E and R could, [H] each.
 
     The second is $|Q_E^\top K Q_R|^2 / |K|^2$ with orthonormal bases of the spans, the most that

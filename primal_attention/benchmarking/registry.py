@@ -13,16 +13,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention, card_of
 from primal_attention.attention.primal import PrimalTimeAttention
-from primal_attention.benchmarking.layers import (
-    OpAlone,
-    Outputs,
-    OutputsOf,
-    PackedSoftmax,
-    ProjectionFloor,
-    ReleasedArithmetic,
-    WithObjective,
-    flex,
-)
+from primal_attention.benchmarking import layers
 
 BOTH = "fwd+bwd"
 _LANDMARKS = 10  # of a direction, as PrimalAttention has it
@@ -51,9 +42,9 @@ class TimedModule(NamedTuple):
     x: Tensor
     leaves: tuple[Tensor, ...]  # what wants a gradient
 
-    def step(self, call: Callable[[Tensor], Outputs] | None = None) -> Outputs:
+    def step(self, call: Callable[[Tensor], layers.Outputs] | None = None) -> layers.Outputs:
         """Run one forward pass, by a compiled form of the module where that is given."""
-        outputs: Outputs = (call or self.module)(self.x)
+        outputs: layers.Outputs = (call or self.module)(self.x)
         return outputs
 
 
@@ -102,50 +93,52 @@ class Entry(NamedTuple):
 
 
 def _projections(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
-    return ProjectionFloor(x)
+    return layers.ProjectionFloor(x)
 
 
 def _primal(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
     S, weights = sizes.directions, entry.weights
     layer = PrimalAttention(sizes.dim, sizes.heads, S, weights=weights, causal=entry.causal)
-    return WithObjective(layer)
+    return layers.WithObjective(layer)
 
 
 def _primal_time(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
     S = sizes.directions
-    return WithObjective(PrimalTimeAttention(sizes.dim, sizes.heads, S, causal=entry.causal))
+    return layers.WithObjective(PrimalTimeAttention(sizes.dim, sizes.heads, S, causal=entry.causal))
 
 
 def _op(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
-    return OpAlone(x, sizes.heads, shared=entry.weights == "static")
+    return layers.OpAlone(x, sizes.heads, shared=entry.weights == "static")
 
 
 def _softmax(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
     attend = partial(F.scaled_dot_product_attention, is_causal=entry.causal)
-    return PackedSoftmax(sizes.dim, sizes.heads, attend)
+    return layers.PackedSoftmax(sizes.dim, sizes.heads, attend)
 
 
 def _flex(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
-    return PackedSoftmax(sizes.dim, sizes.heads, flex(sizes.n, x.device, causal=entry.causal))
+    return layers.PackedSoftmax(
+        sizes.dim, sizes.heads, layers.flex(sizes.n, x.device, causal=entry.causal)
+    )
 
 
 def _released(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
     S = sizes.directions
-    return ReleasedArithmetic(sizes.dim, sizes.heads, S, _LANDMARKS * S, causal=entry.causal)
+    return layers.ReleasedArithmetic(sizes.dim, sizes.heads, S, _LANDMARKS * S, causal=entry.causal)
 
 
 def _registered(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
     name = entry.mechanism
     options = {"max_tokens": sizes.n} if card_of(name).needs_max_tokens else {}
     forms = {"causal": True} if entry.causal else {}
-    return OutputsOf(build_attention(name, sizes.dim, sizes.heads, **forms, **options))
+    return layers.OutputsOf(build_attention(name, sizes.dim, sizes.heads, **forms, **options))
 
 
 def _foreign(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
     """A layer of flash-linear-attention, which is always causal."""
     layer = {"fla_linear": "LinearAttention", "fla_gla": "GatedLinearAttention"}[entry.mechanism]
     kind = getattr(import_module("fla.layers"), layer)
-    return OutputsOf(kind(hidden_size=sizes.dim, num_heads=sizes.heads))
+    return layers.OutputsOf(kind(hidden_size=sizes.dim, num_heads=sizes.heads))
 
 
 ENTRIES: dict[str, Entry] = {

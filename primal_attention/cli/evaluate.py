@@ -5,16 +5,7 @@ import logging
 import numpy as np
 from rich.console import Console
 
-from primal_attention.cli.arguments import (
-    SPLITS,
-    Accelerator,
-    Checkpoint,
-    Data,
-    Split,
-    check_name,
-    load_task,
-    naming,
-)
+from primal_attention.cli import arguments
 from primal_attention.tasks import Cases, Encoding, SeriesEncoding, Task
 from primal_attention.training import finish, launch
 from primal_attention.training.evaluation import Evaluation
@@ -23,18 +14,18 @@ from primal_attention.training.model_factory import Trained, load_trained
 
 
 def evaluate(
-    checkpoint: Checkpoint,
-    split: Split = "test",
-    data: Data = None,
-    accelerator: Accelerator = "auto",
+    checkpoint: arguments.Checkpoint,
+    split: arguments.Split = "test",
+    data: arguments.Data = None,
+    accelerator: arguments.Accelerator = "auto",
 ) -> None:
     """Measure a trained model on the data it was trained for."""
-    with naming("--split"):
-        check_name("split", split, SPLITS)
-    with naming("CHECKPOINT"):
+    with arguments.naming("--split"):
+        arguments.check_name("split", split, arguments.SPLITS)
+    with arguments.naming("CHECKPOINT"):
         trained = load_trained(checkpoint)
-    task = load_task(trained.recipe, data)
-    with naming("--data"):
+    task = arguments.load_task(trained.recipe, data)
+    with arguments.naming("--data"):
         _check_same_data(trained, task)
     cases: Cases = getattr(task, split)
     found = _evaluated(trained, task, cases, accelerator)
@@ -67,7 +58,7 @@ def _same_statistics(ours: SeriesEncoding | None, theirs: Encoding | None) -> bo
 
 def _evaluated(trained: Trained, task: Task, cases: Cases, accelerator: str) -> Evaluation:
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
-    with naming("--accelerator"):
+    with arguments.naming("--accelerator"):
         fabric = launch(trained.recipe.run.precision, accelerator=accelerator, devices=1)
     model = fabric.setup(trained.model)
     found = evaluate_cases(model, task.goal, cases.to(fabric.device), fabric)

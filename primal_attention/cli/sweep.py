@@ -9,37 +9,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from primal_attention.cli.arguments import (
-    Accelerator,
-    Data,
-    Model,
-    Quiet,
-    Runs,
-    Seed,
-    Settings,
-    TaskName,
-    check_directory,
-    load_task_of_model,
-    naming,
-    recipe_of,
-)
+from primal_attention.cli import arguments
 from primal_attention.cli.train import resumable
-from primal_attention.training import Watcher, launch, progress_bar, train_in
+from primal_attention.training import Watcher, launch, progress_bar, sweeps, train_in
 from primal_attention.training.recipe import Recipe
-from primal_attention.training.sweeps import (
-    as_settings,
-    open_study,
-    run_trials,
-    space_of,
-    trials_in,
-)
 
 _TRIALS = 30
 
 
 def sweep(  # noqa: PLR0913 - each is an option of the command
-    task: TaskName,
-    model: Model,
+    task: arguments.TaskName,
+    model: arguments.Model,
     trials: Annotated[
         int, typer.Option(min=1, help="Of the whole study; a grid has no more than it has.")
     ] = _TRIALS,
@@ -47,8 +27,8 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
     protocol: Annotated[
         str, typer.Option(help="clean; paper selects on the test cases.")
     ] = "clean",
-    seed: Seed = 0,
-    set_: Settings = None,
+    seed: arguments.Seed = 0,
+    set_: arguments.Settings = None,
     study: Annotated[
         str | None, typer.Option(help="Its name; default: from task, model and sampler.")
     ] = None,
@@ -56,15 +36,15 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
         str | None,
         typer.Option(help="URL of a database that machines share; default: a file in --out."),
     ] = None,
-    out: Runs = Path("runs"),
-    data: Data = None,
-    accelerator: Accelerator = "auto",
-    quiet: Quiet = False,
+    out: arguments.Runs = Path("runs"),
+    data: arguments.Data = None,
+    accelerator: arguments.Accelerator = "auto",
+    quiet: arguments.Quiet = False,
 ) -> None:
     """Search for settings on validation cases; run it again, or elsewhere too, to go on."""
-    recipe = recipe_of(task, model, protocol, seed, set_ or ())
+    recipe = arguments.recipe_of(task, model, protocol, seed, set_ or ())
     console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-    with naming("--protocol or --set valid_fraction"):
+    with arguments.naming("--protocol or --set valid_fraction"):
         if protocol == "clean" and recipe.data.valid_fraction is None:
             raise ValueError(
                 "valid_fraction=none would choose settings on the test cases; "
@@ -72,28 +52,28 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
             )
     if protocol == "paper":
         console.print("warning: the paper's protocol selects settings on the test cases")
-    with naming("--sampler"):
-        space = space_of(sampler, model)
-    cases = load_task_of_model(recipe, data)
+    with arguments.naming("--sampler"):
+        space = sweeps.space_of(sampler, model)
+    cases = arguments.load_task_of_model(recipe, data)
     name = study or "-".join([*task.split("/"), model, protocol, f"seed{seed}", sampler])
     folder = out / "sweeps" / name
-    with naming("--storage or --study"):
+    with arguments.naming("--storage or --study"):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # we tell how it goes ourselves
-        opened = open_study(
+        opened = sweeps.open_study(
             name,
             storage or f"sqlite:///{folder / 'study.db'}",
             recipe,
             space,
             higher_is_better=cases.goal.higher_is_better,
         )
-    console.print(f"{folder}: {len(trials_in(opened, 'COMPLETE'))} trials are done")
+    console.print(f"{folder}: {len(sweeps.trials_in(opened, 'COMPLETE'))} trials are done")
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
 
     def run(settings: Sequence[str], name: str) -> float:
         directory, trial = folder / name, recipe.with_settings(settings)
-        check_directory(directory, trial)
+        arguments.check_directory(directory, trial)
         watcher = Watcher() if quiet else progress_bar(console)
         fabric = launch(trial.run.precision, accelerator=accelerator, devices=1)
         outcome = train_in(directory, trial, cases, fabric, watcher=watcher)
@@ -101,13 +81,13 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
         return outcome.valid
 
     with resumable(folder):
-        run_trials(opened, space, trials, run)
+        sweeps.run_trials(opened, space, trials, run)
     _print_best(opened, recipe, set_ or ())
 
 
 def _print_best(study: Any, recipe: Recipe, settings: Sequence[str]) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    done, others = len(trials_in(study, "COMPLETE")), len(trials_in(study, "RUNNING"))
+    done, others = len(sweeps.trials_in(study, "COMPLETE")), len(sweeps.trials_in(study, "RUNNING"))
     if others:
         console.print(f"{others} trials are under way in other processes")
     if not done:
@@ -116,7 +96,7 @@ def _print_best(study: Any, recipe: Recipe, settings: Sequence[str]) -> None:
     best = study.best_trial
     command = ["primal", "train", recipe.task, "--model", recipe.model.name]
     command += ["--protocol", recipe.run.protocol, "--seed", str(recipe.run.seed)]
-    for setting in [*settings, *as_settings(best.params)]:
+    for setting in [*settings, *sweeps.as_settings(best.params)]:
         command += ["--set", setting]
     where = "test" if recipe.data.valid_fraction is None else "validation"
     console.print(

@@ -12,22 +12,11 @@ from rich.table import Table as RichTable
 
 from primal_attention.atomic_files import csv_text, write_text
 from primal_attention.cli.arguments import check_files, naming
+from primal_attention.training import tables
 from primal_attention.training.recipe import nearest
 from primal_attention.training.results import Estimate, Row, read_rows
-from primal_attention.training.tables import (
-    PRINTED,
-    RESULTS,
-    Expected,
-    Key,
-    Table,
-    fill,
-    find_expected,
-    other_schedules,
-    read_expected,
-    why_left_out,
-)
 
-_SOURCES = {PRINTED: "paper", "paper": "paper's protocol", "clean": "clean protocol"}
+_SOURCES = {tables.PRINTED: "paper", "paper": "paper's protocol", "clean": "clean protocol"}
 
 
 def table(
@@ -54,8 +43,8 @@ def table(
 ) -> None:
     """Show the paper's numbers beside ours: mean, 95 % interval and number of seeds."""
     with naming("NAME or --folder"):
-        path = find_expected(name, folder)
-        expected = read_expected(path)
+        path = tables.find_expected(name, folder)
+        expected = tables.read_expected(path)
     with naming("--protocol"):
         expected = replace(expected, protocols=_protocols(expected, protocol))
     with naming("--results"):
@@ -63,7 +52,7 @@ def table(
         files = results or [_default_results(path.parent)]
         rows = [row for file in files for row in read_rows(file)]
     with naming("--column, --set or --results"):
-        filled = fill(expected, rows, columns=column or (), settings=set_ or ())
+        filled = tables.fill(expected, rows, columns=column or (), settings=set_ or ())
     console = Console(highlight=False)
     for columns in _side_by_side(filled, console.width):
         console.print(_rich_table(filled, columns))
@@ -75,7 +64,7 @@ def table(
                 write_text(out, text)
 
 
-def _protocols(expected: Expected, chosen: Sequence[str] | None) -> tuple[str, ...]:
+def _protocols(expected: tables.Expected, chosen: Sequence[str] | None) -> tuple[str, ...]:
     for protocol in chosen or ():
         if protocol not in expected.protocols:
             hint = nearest(protocol, expected.protocols)
@@ -84,11 +73,11 @@ def _protocols(expected: Expected, chosen: Sequence[str] | None) -> tuple[str, .
 
 
 def _default_results(folder: Path) -> Path:
-    places = (folder / RESULTS, Path("runs") / RESULTS)
+    places = (folder / tables.RESULTS, Path("runs") / tables.RESULTS)
     return next((place for place in places if place.is_file()), places[0])
 
 
-def _side_by_side(table: Table, width: int) -> Iterator[list[str]]:
+def _side_by_side(table: tables.Table, width: int) -> Iterator[list[str]]:
     """Split the columns into as many tables as it takes to fit the terminal."""
     widths = [_widest(texts) for texts in zip(*_grid(table, table.columns), strict=True)]
     num_keys, num_sources = len(_key_names(table)), len(table.sources)
@@ -110,7 +99,7 @@ def _widest(texts: Sequence[str]) -> int:
     return max(len(line) for text in texts for line in text.split("\n")) + 3
 
 
-def _grid(table: Table, columns: Sequence[str], separator: str = "\n") -> list[list[str]]:
+def _grid(table: tables.Table, columns: Sequence[str], separator: str = "\n") -> list[list[str]]:
     """Format headings, rows and averages, each with its keys first."""
     names = _key_names(table)
     wheres = [(column, source) for column in columns for source in table.sources]
@@ -125,7 +114,7 @@ def _grid(table: Table, columns: Sequence[str], separator: str = "\n") -> list[l
     return [names + headings, *rows, ["average", *[""] * (len(names) - 1), *averages]]
 
 
-def _rich_table(table: Table, columns: Sequence[str]) -> Any:
+def _rich_table(table: tables.Table, columns: Sequence[str]) -> Any:
     shown = RichTable(title=table.expected.title, title_justify="left", padding=(0, 1))
     headings, *rows, averages = _grid(table, columns)
     for index, heading in enumerate(headings):
@@ -138,7 +127,7 @@ def _rich_table(table: Table, columns: Sequence[str]) -> Any:
     return shown
 
 
-def _key_names(table: Table) -> list[str]:
+def _key_names(table: tables.Table) -> list[str]:
     return [name.removeprefix("attention.") for name, _ in table.expected.keys[0]]
 
 
@@ -148,7 +137,7 @@ def _text(value: float | Estimate | None) -> str:
     return str(value) if isinstance(value, Estimate) else f"{value:.1f}"
 
 
-def _notes(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str]:
+def _notes(table: tables.Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str]:
     """Write the notes: sources, what is averaged, what is not shown."""
     common = [" ".join(value for _, value in key) for key in table.common_keys()]
     on_test = any("test" in row["selection"] for row in rows)
@@ -158,20 +147,20 @@ def _notes(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> list[str
         + (" The paper's protocol selects on the test cases." if on_test else ""),
         f"Averages are over what every column has: {', '.join(common) or 'nothing'}.",
     ]
-    schedules = other_schedules(table)
+    schedules = tables.other_schedules(table)
     if schedules:
         notes.append(f"Schedules that are not the paper's: {', '.join(schedules)}.")
     hidden = [table.heading(each) for each in table.expected.headings if each not in table.columns]
     if hidden:
         notes.append(f"Columns without runs are not shown: {', '.join(hidden)}.")
     if table.left_out:
-        reasons = Counter(why_left_out(table.expected, row) for row in table.left_out)
+        reasons = Counter(tables.why_left_out(table.expected, row) for row in table.left_out)
         told = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
         notes.append(f"{len(table.left_out)} runs that are not of the table are left out: {told}.")
     return notes
 
 
-def _to_csv(table: Table) -> str:
+def _to_csv(table: tables.Table) -> str:
     """Write one line a cell: its key, the paper's number, ours by protocol."""
     expected = table.expected
     rows = [
@@ -184,9 +173,9 @@ def _to_csv(table: Table) -> str:
     return csv_text([*keys, expected.column, "printed", *numbers], rows)
 
 
-def _numbers(table: Table, key: Key, column: str) -> dict[str, object]:
+def _numbers(table: tables.Table, key: tables.Key, column: str) -> dict[str, object]:
     """Format the numbers of a cell by their columns, without those that there are not."""
-    numbers: dict[str, object] = {"printed": table.value(key, column, PRINTED)}
+    numbers: dict[str, object] = {"printed": table.value(key, column, tables.PRINTED)}
     for protocol in table.expected.protocols:
         ours = table.value(key, column, protocol)
         if isinstance(ours, Estimate):
@@ -196,7 +185,7 @@ def _numbers(table: Table, key: Key, column: str) -> dict[str, object]:
     return numbers
 
 
-def _to_markdown(table: Table, files: Sequence[Path], rows: Sequence[Row]) -> str:
+def _to_markdown(table: tables.Table, files: Sequence[Path], rows: Sequence[Row]) -> str:
     headings, *body = _grid(table, table.columns, ", ")
     num_keys = len(_key_names(table))
     rule = ["---"] * num_keys + ["--:"] * (len(headings) - num_keys)

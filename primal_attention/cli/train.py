@@ -13,20 +13,7 @@ import typer
 from rich.console import Console
 
 from primal_attention.atomic_files import UnreadableFileError
-from primal_attention.cli.arguments import (
-    Accelerator,
-    Data,
-    Model,
-    Quiet,
-    Runs,
-    Seed,
-    Settings,
-    TaskName,
-    check_directory,
-    load_task_of_model,
-    naming,
-    recipe_of,
-)
+from primal_attention.cli import arguments
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
 from primal_attention.training.checkpoint import BEST, LAST
 from primal_attention.training.devices import LostPeerError, from_first, with_peers
@@ -36,14 +23,14 @@ from primal_attention.training.tables import RESULTS, printed_in
 
 
 def train(  # noqa: PLR0913 - each is an option of the command
-    task: TaskName,
-    model: Model,
+    task: arguments.TaskName,
+    model: arguments.Model,
     protocol: Annotated[str, typer.Option(help="clean, or paper.")] = "clean",
-    seed: Seed = 0,
-    set_: Settings = None,
-    out: Runs = Path("runs"),
-    data: Data = None,
-    accelerator: Accelerator = "auto",
+    seed: arguments.Seed = 0,
+    set_: arguments.Settings = None,
+    out: arguments.Runs = Path("runs"),
+    data: arguments.Data = None,
+    accelerator: arguments.Accelerator = "auto",
     devices: Annotated[
         str | None, typer.Option(help="How many; default: 1, or those of torchrun.")
     ] = None,
@@ -52,17 +39,17 @@ def train(  # noqa: PLR0913 - each is an option of the command
         int | None, typer.Option(help="Machines; default: 1, or those of torchrun.")
     ] = None,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
-    quiet: Quiet = False,
+    quiet: arguments.Quiet = False,
 ) -> None:
     """Train a recipe; the same command again goes on where it was interrupted."""
-    recipe = recipe_of(task, model, protocol, seed, set_ or ())
-    cases = load_task_of_model(recipe, data)
+    recipe = arguments.recipe_of(task, model, protocol, seed, set_ or ())
+    cases = arguments.load_task_of_model(recipe, data)
     directory = directory_of(out, recipe)
-    check_directory(directory, recipe)
-    with naming("--out"):
+    arguments.check_directory(directory, recipe)
+    with arguments.naming("--out"):
         read_rows(out / RESULTS)  # the row of this run is to go there
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
-    with naming("--devices, --accelerator, --strategy or --set precision"):
+    with arguments.naming("--devices, --accelerator, --strategy or --set precision"):
         fabric = launch(
             recipe.run.precision,
             accelerator=accelerator,

@@ -13,15 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from primal_attention.atomic_files import (
-    REMEDY,
-    UnreadableFileError,
-    checksum_of,
-    fitting,
-    replacing,
-    write_text,
-    writing_to,
-)
+from primal_attention import atomic_files
 from primal_attention.extras import needing
 from primal_attention.patching.hosts.host import PatchedAttention
 from primal_attention.patching.hosts.transformers_padding import choose_masks
@@ -63,11 +55,13 @@ def save_patched(model: nn.Module, folder: str | Path) -> None:
             save_pretrained(folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            with replacing(folder / _WEIGHTS) as temporary:
+            with atomic_files.replacing(folder / _WEIGHTS) as temporary:
                 _safetensors().save_model(model, str(temporary))
-            write_text(folder / _DESCRIPTION, text)
-    sums = {path.name: checksum_of(path) for path in _checked_files(folder)}
-    write_text(folder / _CHECKSUMS, "".join(f"{sums[name]}  {name}\n" for name in sums))
+            atomic_files.write_text(folder / _DESCRIPTION, text)
+    sums = {path.name: atomic_files.checksum_of(path) for path in _checked_files(folder)}
+    atomic_files.write_text(
+        folder / _CHECKSUMS, "".join(f"{sums[name]}  {name}\n" for name in sums)
+    )
 
 
 def load_patched(
@@ -115,7 +109,7 @@ def _find(folder: str | Path) -> Path:
 def _load_into(model: nn.Module, folder: Path) -> nn.Module:
     description = _read_json(folder / _DESCRIPTION)
     _check_checksums(folder)
-    with fitting(folder, f"this {type(model).__name__}, patched"):
+    with atomic_files.fitting(folder, f"this {type(model).__name__}, patched"):
         trial = described_layers(model, description, on_meta=True)
         with _reading(folder / _WEIGHTS) as path:
             tensors = _safetensors().load_file(path)
@@ -147,7 +141,7 @@ def _load_pretrained(folder: Path, kind: type[nn.Module] | None, options: dict[s
         )
     config = _read_json(folder / _CONFIG)
     if KEY not in config:
-        raise UnreadableFileError(
+        raise atomic_files.UnreadableFileError(
             f"{folder / _CONFIG} does not say that anything was patched; "
             "from_pretrained of transformers loads it, or save_patched writes another folder"
         )
@@ -156,7 +150,7 @@ def _load_pretrained(folder: Path, kind: type[nn.Module] | None, options: dict[s
     if not issubclass(kind, nn.Module):
         raise ValueError(f"model must be a class of models, got {kind.__name__}; leave it out")
     patched_kind = _patching_class(kind, folder)
-    with fitting(folder, f"a patched {kind.__name__} to load so"):
+    with atomic_files.fitting(folder, f"a patched {kind.__name__} to load so"):
         loaded: Any = patched_kind.from_pretrained(folder, use_safetensors=True, **options)  # type: ignore[attr-defined]
     loaded.__class__ = kind
     choose_masks(loaded)
@@ -225,8 +219,8 @@ def _reading(path: Path) -> Iterator[Path]:
     try:
         yield path
     except (SafetensorError, OSError) as error:
-        raise UnreadableFileError(
-            f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
+        raise atomic_files.UnreadableFileError(
+            f"{path} is no safetensors file, or a damaged one ({error}); {atomic_files.REMEDY}"
         ) from error
 
 
@@ -237,7 +231,7 @@ def _naming_place(folder: Path) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
-        with writing_to(folder):
+        with atomic_files.writing_to(folder):
             yield
     except SafetensorError as error:
         told = f"cannot write {folder}: {error}; free space or choose another place"
@@ -260,10 +254,10 @@ def _check_checksums(folder: Path) -> None:
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    found = {each.name: checksum_of(each) for each in _checked_files(folder)}
+    found = {each.name: atomic_files.checksum_of(each) for each in _checked_files(folder)}
     for name in sorted(known.keys() | found.keys()):
         if known.get(name) != found.get(name):
-            raise UnreadableFileError(
+            raise atomic_files.UnreadableFileError(
                 f"{folder / name} is not the file that {_CHECKSUMS} is of: it is damaged, missing "
                 f"or was changed; copy the folder again, save it with save_patched, or remove "
                 f"{_CHECKSUMS} if you meant the change"
@@ -281,9 +275,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UnreadableFileError(f"{path} is damaged: {error}; {REMEDY}") from error
+        raise atomic_files.UnreadableFileError(
+            f"{path} is damaged: {error}; {atomic_files.REMEDY}"
+        ) from error
     if not isinstance(content, dict):
-        raise UnreadableFileError(f"{path} is damaged: it holds no object; {REMEDY}")
+        raise atomic_files.UnreadableFileError(
+            f"{path} is damaged: it holds no object; {atomic_files.REMEDY}"
+        )
     return content
 
 

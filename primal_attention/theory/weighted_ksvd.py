@@ -19,15 +19,7 @@ import torch
 from einops import einsum
 from torch import Tensor
 
-from primal_attention.theory.ksvd import (
-    DualSolution,
-    Scores,
-    Weights,
-    dual_scores,
-    induced_kernel_matrix,
-    ksvd_objective,
-    solve_dual,
-)
+from primal_attention.theory import ksvd
 
 
 def learned_times(increments: Tensor, token_mask: Tensor | None = None) -> Tensor:
@@ -80,22 +72,22 @@ def weighted_features(phi: Tensor, times: Tensor) -> Tensor:
 def weighted_kernel_matrix(phi_q: Tensor, phi_k: Tensor, times: Tensor) -> Tensor:
     r"""Evaluate $K_{ij} = \exp(-|a_i - a_j|)\langle\phi_q(x_i), \phi_k(x_j)\rangle$: [N, N]."""
     _check_tokens(phi_q, phi_k, times)
-    return time_kernel_matrix(times) * induced_kernel_matrix(phi_q, phi_k)
+    return time_kernel_matrix(times) * ksvd.induced_kernel_matrix(phi_q, phi_k)
 
 
 def solve_weighted_dual(
     phi_q: Tensor, phi_k: Tensor, times: Tensor, num_directions: int
-) -> DualSolution:
+) -> ksvd.DualSolution:
     r"""Solve $K H_r = H_e\Sigma$, $K^\top H_e = H_r\Sigma$, eq. (7), for the weighted kernel.
 
     There may be up to N directions: the rank of K is not bound by P.
     """
-    return solve_dual(weighted_kernel_matrix(phi_q, phi_k, times), num_directions)
+    return ksvd.solve_dual(weighted_kernel_matrix(phi_q, phi_k, times), num_directions)
 
 
 def weighted_scores(
     phi_q: Tensor, phi_k: Tensor, times: Tensor, h_e: Tensor, h_r: Tensor, *, causal: bool = False
-) -> Scores:
+) -> ksvd.Scores:
     r"""Sum the dual representation over pairs, in quadratic time: [N, S] each.
 
     $e_i = \sum_j\kappa(x_i, x_j)h_r(x_j)$ and $r_i = \sum_j\kappa(x_j, x_i)h_e(x_j)$, eq. (8).
@@ -104,13 +96,13 @@ def weighted_scores(
     """
     kernel_matrix = weighted_kernel_matrix(phi_q, phi_k, times)
     if causal:
-        return dual_scores(kernel_matrix.tril(), kernel_matrix.triu(), h_e, h_r)
-    return dual_scores(kernel_matrix, kernel_matrix, h_e, h_r)
+        return ksvd.dual_scores(kernel_matrix.tril(), kernel_matrix.triu(), h_e, h_r)
+    return ksvd.dual_scores(kernel_matrix, kernel_matrix, h_e, h_r)
 
 
 def local_weights(
     phi_q: Tensor, phi_k: Tensor, times: Tensor, h_e: Tensor, h_r: Tensor, *, causal: bool = False
-) -> Weights:
+) -> ksvd.Weights:
     r"""Weight the samples for each token, eq. (14) with weights: [N, P, S] each.
 
     $W_{e|i} = \sum_j\exp(-|a_i - a_j|)\,\phi_k(x_j)h_r(x_j)^\top$ and
@@ -119,7 +111,7 @@ def local_weights(
     _check_tokens(phi_q, phi_k, times)
     sample_weights = time_kernel_matrix(times)
     sample_weights = sample_weights.tril() if causal else sample_weights
-    return Weights(
+    return ksvd.Weights(
         einsum(sample_weights, phi_k, h_r, "i j, j p, j s -> i p s"),
         einsum(sample_weights, phi_q, h_e, "i j, j p, j s -> i p s"),
     )
@@ -127,7 +119,7 @@ def local_weights(
 
 def scan_weights(
     phi_q: Tensor, phi_k: Tensor, times: Tensor, h_e: Tensor, h_r: Tensor, *, causal: bool = False
-) -> Weights:
+) -> ksvd.Weights:
     r"""Find the local weights in linear time: [N, P, S] each.
 
     The causal form is one scan from the left,
@@ -135,12 +127,12 @@ def scan_weights(
     right, with the diagonal counted once.
     """
     _check_tokens(phi_q, phi_k, times)
-    return Weights(_scan(phi_k, h_r, times, causal), _scan(phi_q, h_e, times, causal))
+    return ksvd.Weights(_scan(phi_k, h_r, times, causal), _scan(phi_q, h_e, times, causal))
 
 
-def local_scores(phi_q: Tensor, phi_k: Tensor, weights: Weights) -> Scores:
+def local_scores(phi_q: Tensor, phi_k: Tensor, weights: ksvd.Weights) -> ksvd.Scores:
     r"""Project each token on its own weights: $e_i = W_{e|i}^\top\phi_q(x_i)$, $r_i$ alike."""
-    return Scores(
+    return ksvd.Scores(
         einsum(phi_q, weights.e, "n p, n p s -> n s"),
         einsum(phi_k, weights.r, "n p, n p s -> n s"),
     )
@@ -148,13 +140,13 @@ def local_scores(phi_q: Tensor, phi_k: Tensor, weights: Weights) -> Scores:
 
 def scan_scores(
     phi_q: Tensor, phi_k: Tensor, times: Tensor, h_e: Tensor, h_r: Tensor, *, causal: bool = False
-) -> Scores:
+) -> ksvd.Scores:
     """Compute `weighted_scores` in linear time, by one scan (causal) or two."""
     weights = scan_weights(phi_q, phi_k, times, h_e, h_r, causal=causal)
     return local_scores(phi_q, phi_k, weights)
 
 
-def weight_innovations(weights: Weights, times: Tensor) -> Weights:
+def weight_innovations(weights: ksvd.Weights, times: Tensor) -> ksvd.Weights:
     r"""Take from the weights of each token what its predecessor explains: [N, P, S] each.
 
     $V_1 = W_{|1}$ and $V_t = (W_{|t} - \rho_t W_{|t-1}) / \sqrt{1 - \rho_t^2}$ with
@@ -162,10 +154,10 @@ def weight_innovations(weights: Weights, times: Tensor) -> Weights:
     $W_{|i} = \sum_t L_{it}V_t$, so the $V_t$ are the weights of eq. (6) that belong to
     `weighted_features`, in blocks of P rows.
     """
-    return Weights(*(_innovations(side, times) for side in weights))
+    return ksvd.Weights(*(_innovations(side, times) for side in weights))
 
 
-def objective_from_scores(scores: Scores, h_e: Tensor, lambda_diag: Tensor) -> Tensor:
+def objective_from_scores(scores: ksvd.Scores, h_e: Tensor, lambda_diag: Tensor) -> Tensor:
     r"""Compute J of eq. (6) and (11) without primal weights, a scalar.
 
     $\frac12\sum_i e_i^\top\Lambda e_i + \frac12\sum_i r_i^\top\Lambda r_i
@@ -173,10 +165,10 @@ def objective_from_scores(scores: Scores, h_e: Tensor, lambda_diag: Tensor) -> T
     $Tr(W_e^\top W_r) = \sum_{ij}\kappa(x_i, x_j)\langle h_e(x_i), h_r(x_j)\rangle$; for causal
     ones it is the part of that sum with $j \le i$.
     """
-    return ksvd_objective(scores, h_e, scores.e, lambda_diag)
+    return ksvd.ksvd_objective(scores, h_e, scores.e, lambda_diag)
 
 
-def solve_causal_dual(kernel_matrix: Tensor, num_directions: int) -> DualSolution:
+def solve_causal_dual(kernel_matrix: Tensor, num_directions: int) -> ksvd.DualSolution:
     r"""Find where the gradient of the causal J by the dual variables vanishes.
 
     With $K_L$ = tril(K), invertible, and $K_U$ = triu(K), it vanishes where
@@ -188,14 +180,14 @@ def solve_causal_dual(kernel_matrix: Tensor, num_directions: int) -> DualSolutio
         raise ValueError(
             f"kernel_matrix must have no zero on its diagonal, got {diagonal.tolist()}"
         )
-    upper = solve_dual(kernel_matrix.triu(), num_directions)
+    upper = ksvd.solve_dual(kernel_matrix.triu(), num_directions)
     e_scores = upper.h_e * upper.singular_values
     h_r = torch.linalg.solve_triangular(kernel_matrix.tril(), e_scores, upper=False)
     return upper._replace(h_r=h_r)
 
 
 def weighted_unexplained_energy(
-    phi_q: Tensor, phi_k: Tensor, times: Tensor, scores: Scores, lambda_diag: Tensor
+    phi_q: Tensor, phi_k: Tensor, times: Tensor, scores: ksvd.Scores, lambda_diag: Tensor
 ) -> Tensor:
     r"""Compute $|K - E\Lambda R^\top|_F^2 / |K|_F^2$ of the full kernel by scans, K never formed.
 

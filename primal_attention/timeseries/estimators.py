@@ -12,19 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from primal_attention import tasks
 from primal_attention.atomic_files import fitting
 from primal_attention.models import SequenceClassifier
-from primal_attention.tasks import (
-    CLASSIFICATION,
-    REGRESSION,
-    Cases,
-    Goal,
-    Series,
-    SeriesEncoding,
-    Sizes,
-    Task,
-    stratified_split,
-)
 from primal_attention.tasks.splits import Split
 from primal_attention.timeseries.parameters import (
     Parameters,
@@ -55,7 +45,7 @@ class Estimator(Parameters, ABC):
     is_fitted: bool  # this and the next come from the base class
     _check_is_fitted: Callable[[], None]
     recipe_: Recipe
-    encoding_: SeriesEncoding
+    encoding_: tasks.SeriesEncoding
     network_: SequenceClassifier
     history_: list[dict[str, float]]  # of each epoch: losses and the metric
 
@@ -88,7 +78,7 @@ class Estimator(Parameters, ABC):
         with fitting(Path(path), f"a {cls.__name__}"):
             estimator = cls(**facts["parameters"])
             estimator.recipe_ = Recipe.from_json(facts["recipe"])
-            estimator.encoding_ = SeriesEncoding.from_dict(facts["encoding"])
+            estimator.encoding_ = tasks.SeriesEncoding.from_dict(facts["encoding"])
             sizes = _sizes_of(estimator.encoding_, facts["num_outputs"])
             estimator.network_ = trained_model(estimator.recipe_, sizes, tensors)
             estimator.history_ = facts["history"]
@@ -97,7 +87,12 @@ class Estimator(Parameters, ABC):
         return estimator
 
     def _learn(
-        self, goal: Goal, num_outputs: int, X: Series, target: NDArray[Any], strata: NDArray[Any]
+        self,
+        goal: tasks.Goal,
+        num_outputs: int,
+        X: tasks.Series,
+        target: NDArray[Any],
+        strata: NDArray[Any],
     ) -> None:
         """Train a network; the best epoch is chosen on cases held out of each stratum alike."""
         self._n_jobs = num_threads(self.n_jobs)
@@ -108,11 +103,11 @@ class Estimator(Parameters, ABC):
         fabric = launch(recipe.run.precision, accelerator=device_type(self.device), devices=1)
         with _threads(self._n_jobs):
             outcome = train(recipe, task, fabric, watcher=progress_bar() if self.verbose else None)
-        assert isinstance(task.encoding, SeriesEncoding)
+        assert isinstance(task.encoding, tasks.SeriesEncoding)
         self.recipe_, self.encoding_, self.history_ = recipe, task.encoding, outcome.rounds
         self.network_ = trained_model(recipe, task.sizes, outcome.weights)
 
-    def _outputs(self, X: Series) -> Tensor:
+    def _outputs(self, X: tasks.Series) -> Tensor:
         """Compute the network's outputs of each case, [B, K]."""
         inputs = self.encoding_.encode(list(X))
         with _threads(num_threads(self.n_jobs)):
@@ -155,16 +150,16 @@ class Classifier(Estimator):
     classes_: NDArray[Any]
     n_classes_: int
 
-    def _fit(self, X: Series, y: NDArray[Any]) -> Self:
+    def _fit(self, X: tasks.Series, y: NDArray[Any]) -> Self:
         classes, target = _classes(y)
-        self._learn(CLASSIFICATION, len(classes), X, target, strata=target)
+        self._learn(tasks.CLASSIFICATION, len(classes), X, target, strata=target)
         self._restore_classes(classes)
         return self
 
-    def _predict_proba(self, X: Series) -> NDArray[np.float64]:
+    def _predict_proba(self, X: tasks.Series) -> NDArray[np.float64]:
         return self._outputs(X).softmax(-1).numpy()
 
-    def _predict(self, X: Series) -> NDArray[Any]:
+    def _predict(self, X: tasks.Series) -> NDArray[Any]:
         labels: NDArray[Any] = self.classes_[self._outputs(X).argmax(-1).numpy()]
         return labels
 
@@ -200,17 +195,17 @@ class Regressor(Estimator):
     target_mean_: float
     target_std_: float
 
-    def _fit(self, X: Series, y: NDArray[Any]) -> Self:
+    def _fit(self, X: tasks.Series, y: NDArray[Any]) -> Self:
         y = np.asarray(y, dtype=np.float64)
         if not np.isfinite(y).all():
             raise ValueError("y must be finite; it has NaN or infinite values")
         mean, std = float(y.mean()), float(y.std()) or 1.0
         target = ((y - mean) / std).astype(np.float32)
-        self._learn(REGRESSION, 1, X, target, strata=np.zeros(len(y), dtype=np.int64))
+        self._learn(tasks.REGRESSION, 1, X, target, strata=np.zeros(len(y), dtype=np.int64))
         self.target_mean_, self.target_std_ = mean, std
         return self
 
-    def _predict(self, X: Series) -> NDArray[np.float64]:
+    def _predict(self, X: tasks.Series) -> NDArray[np.float64]:
         return self._outputs(X)[:, 0].numpy() * self.target_std_ + self.target_mean_
 
     def _facts(self) -> dict[str, Any]:
@@ -226,7 +221,7 @@ def _hold_out(strata: NDArray[np.int64], fraction: float | None, seed: int) -> S
         raise ValueError(f"valid_fraction must be in (0, 1) or None, got {fraction}")
     if fraction is None or _too_few(strata, fraction):
         return Split(kept=np.arange(len(strata)), held_out=np.arange(0))
-    return stratified_split(strata, fraction, seed)
+    return tasks.stratified_split(strata, fraction, seed)
 
 
 def _too_few(strata: NDArray[np.int64], fraction: float) -> bool:
@@ -236,23 +231,25 @@ def _too_few(strata: NDArray[np.int64], fraction: float) -> bool:
 
 
 def _task_of(
-    goal: Goal, num_outputs: int, series: Series, target: NDArray[Any], split: Split
-) -> Task:
+    goal: tasks.Goal, num_outputs: int, series: tasks.Series, target: NDArray[Any], split: Split
+) -> tasks.Task:
     """Make the task of learning the kept cases; they validate too where none is held out."""
-    encoding = SeriesEncoding.fit([series[i] for i in split.kept])
+    encoding = tasks.SeriesEncoding.fit([series[i] for i in split.kept])
 
-    def cases(part: NDArray[np.int64]) -> Cases:
-        return Cases(encoding.encode([series[i] for i in part]), torch.from_numpy(target[part]))
+    def cases(part: NDArray[np.int64]) -> tasks.Cases:
+        return tasks.Cases(
+            encoding.encode([series[i] for i in part]), torch.from_numpy(target[part])
+        )
 
     train = cases(split.kept)
     valid = cases(split.held_out) if len(split.held_out) else train
     sizes = _sizes_of(encoding, num_outputs)
-    return Task("timeseries", goal, sizes, train, valid, test=valid, encoding=encoding)
+    return tasks.Task("timeseries", goal, sizes, train, valid, test=valid, encoding=encoding)
 
 
-def _sizes_of(encoding: SeriesEncoding, num_outputs: int) -> Sizes:
+def _sizes_of(encoding: tasks.SeriesEncoding, num_outputs: int) -> tasks.Sizes:
     """Return the sizes of the cases that a network is built for."""
-    return Sizes(encoding.num_tokens, num_outputs, num_channels=encoding.num_channels)
+    return tasks.Sizes(encoding.num_tokens, num_outputs, num_channels=encoding.num_channels)
 
 
 @torch.no_grad()

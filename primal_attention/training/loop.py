@@ -21,6 +21,7 @@ from torch import Tensor
 from primal_attention.atomic_files import fitting, holding, remove_unfinished, writing_to
 from primal_attention.state_dicts import check_fit
 from primal_attention.tasks import Cases, Task
+from primal_attention.training import sharded_state
 from primal_attention.training.batch_plan import BatchPlan, set_seed
 from primal_attention.training.checkpoint import (
     BEST,
@@ -42,13 +43,6 @@ from primal_attention.training.optimizers import build_optimizer
 from primal_attention.training.outcome import Entry, Outcome, OutOfTimeError, Progress
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.schedules import lr_factor
-from primal_attention.training.sharded_state import (
-    check_optimizer,
-    gather_model,
-    gather_optimizer,
-    load_model,
-    load_optimizer,
-)
 from primal_attention.training.step import Step, can_replay
 from primal_attention.training.watchers import Watcher
 
@@ -224,7 +218,7 @@ class Run:
         self.progress.rounds.append(entry)
         if self._is_best(found):
             self.progress.best = index
-            self.best_weights = gather_model(self.model.module)
+            self.best_weights = sharded_state.gather_model(self.model.module)
         self.watcher.round(entry)
         self.fabric.log_dict(entry, step=int(entry["step"]))
 
@@ -249,8 +243,8 @@ class Run:
         if directory is None:
             return
         parts = {
-            "model": gather_model(self.model.module),
-            "optimizer": gather_optimizer(self.optimizer.optimizer),
+            "model": sharded_state.gather_model(self.model.module),
+            "optimizer": sharded_state.gather_optimizer(self.optimizer.optimizer),
             "best": self.best_weights,
         }
         from_first(self.fabric, lambda: self._write(directory, parts))
@@ -287,8 +281,8 @@ class Run:
             return
         self.progress = Progress(**checkpoint.facts["progress"])
         self.best_weights = checkpoint.part("best")
-        load_model(self.model.module, checkpoint.part("model"))
-        load_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
+        sharded_state.load_model(self.model.module, checkpoint.part("model"))
+        sharded_state.load_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
         if checkpoint.facts["precision"]:
             self.fabric.strategy.precision.load_state_dict(checkpoint.facts["precision"])
         if self.directory is not None and self.fabric.is_global_zero:
@@ -311,7 +305,7 @@ class Run:
             check_fit(self.model.module, checkpoint.part("model"))
             if checkpoint.part("best"):
                 check_fit(self.model.module, checkpoint.part("best"))
-            check_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
+            sharded_state.check_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
         return checkpoint
 
     def outcome(self, last: Run) -> Outcome:
@@ -319,7 +313,7 @@ class Run:
         self.best_weights = last.best_weights
         if last is not self and self.directory is not None and self.fabric.is_global_zero:
             self._save_best(self.directory)
-        load_model(self.model.module, self.best_weights)
+        sharded_state.load_model(self.model.module, self.best_weights)
         test = self._evaluate(self.task.test)
         runs = [self] if last is self else [self, last]
         best = self.progress.rounds[self.progress.best]

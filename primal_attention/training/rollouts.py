@@ -14,15 +14,7 @@ from torch import Tensor
 
 from primal_attention.atomic_files import fitting
 from primal_attention.models.decision_transformer import DecisionModel
-from primal_attention.tasks import Sizes
-from primal_attention.tasks.offline_rl import (
-    Rollout,
-    TrajectoryEncoding,
-    Trial,
-    environment_of,
-    policy_of,
-    roll_out,
-)
+from primal_attention.tasks import Sizes, offline_rl
 from primal_attention.tasks.offline_rl.windows import TOKENS_PER_STEP
 from primal_attention.training.checkpoint import BEST, LAST, read_checkpoint
 from primal_attention.training.devices import device_name
@@ -44,7 +36,7 @@ class Policies(NamedTuple):
     path: Path  # where they were read
     recipe: Recipe
     sizes: Sizes
-    encoding: TrajectoryEncoding
+    encoding: offline_rl.TrajectoryEncoding
     weights: Mapping[str, Mapping[str, Tensor]]  # by selection
     rounds: Mapping[str, Mapping[str, float]]  # by selection: epoch, step and errors
 
@@ -77,33 +69,33 @@ def read_policies(path: Path) -> Policies:
     if not acts(recipe):
         raise ValueError(f"{path} is a run of {recipe.task}, which has no environment to act in")
     with fitting(path, "the checkpoint of a policy"):
-        encoding = TrajectoryEncoding.from_dict(facts["encoding"])
+        encoding = offline_rl.TrajectoryEncoding.from_dict(facts["encoding"])
         return Policies(path, recipe, Sizes(**facts["sizes"]), encoding, weights, facts["rounds"])
 
 
 def try_policy(
     found: Policies,
     selection: str,
-    trial: Trial,
+    trial: offline_rl.Trial,
     mode: str = "window",
     *,
     device: torch.device | str = "cpu",
     told: Told = lambda step: None,
     video: Path | None = None,
-) -> Rollout:
+) -> offline_rl.Rollout:
     """Episodes of one of the policies of a run, see ``roll_out`` and ``policy_of``.
 
     The model acts on the device; the environment is simulated on the CPU.
     """
     context = found.recipe.data.num_tokens // TOKENS_PER_STEP
-    policy = policy_of(found.model(selection).to(device), mode, context)
-    environment = environment_of(found.recipe.set_name)
-    return roll_out(policy, found.encoding, environment, trial, told=told, video=video)
+    policy = offline_rl.policy_of(found.model(selection).to(device), mode, context)
+    environment = offline_rl.environment_of(found.recipe.set_name)
+    return offline_rl.roll_out(policy, found.encoding, environment, trial, told=told, video=video)
 
 
-def _trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
+def _trial_key(found: Policies, selection: str, trial: offline_rl.Trial, mode: str) -> Row:
     """Return the columns that say which policy was tried, and how."""
-    environment = environment_of(found.recipe.set_name)
+    environment = offline_rl.environment_of(found.recipe.set_name)
     usual = trial.target == environment.targets[0] and mode == "window"
     return {
         **key_of(found.recipe),
@@ -115,10 +107,12 @@ def _trial_key(found: Policies, selection: str, trial: Trial, mode: str) -> Row:
     }
 
 
-def _measured(found: Policies, selection: str, rollout: Rollout) -> Row:
+def _measured(found: Policies, selection: str, rollout: offline_rl.Rollout) -> Row:
     """Return the columns of what came of it: the mean return on the scale of D4RL, an interval."""
     entry = found.rounds[selection]
-    scores = estimate(environment_of(found.recipe.set_name).score(rollout.returns).tolist())
+    scores = estimate(
+        offline_rl.environment_of(found.recipe.set_name).score(rollout.returns).tolist()
+    )
     return {
         "metric": "return",
         "value": f"{scores.mean:.4f}",
@@ -138,7 +132,7 @@ def _in_silence(name: str) -> AbstractContextManager[Told]:
 
 def missing_rows(
     found: Policies,
-    trial: Trial,
+    trial: offline_rl.Trial,
     mode: str,
     rows: Iterable[Row],
     *,

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from primal_attention.analysis import plot_style
 from primal_attention.analysis.duality import LayerDuality
-from primal_attention.analysis.plot_style import (
-    COLOURS,
-    LINES,
-    PALETTE,
-    colours_by_depth,
-    new_figure,
-    plot_shares,
-)
 from primal_attention.analysis.report.html import Picture
 from primal_attention.analysis.spectrum import ENERGY, LayerSpectrum
 
@@ -46,7 +39,7 @@ def draw_curves(curves: Sequence[Curve], xlabel: str, ylabel: str) -> Picture:
     """Curves over the rounds of a run; the best rounds are marked."""
     figure, axes = _figure(_WIDTH, _HEIGHT)
     for place, (name, x, y, best) in enumerate(curves):
-        colour, style = LINES[place % len(LINES)]
+        colour, style = plot_style.LINES[place % len(plot_style.LINES)]
         mark = "." if len(x) <= _MARKED else ""
         axes.plot(x, y, style, marker=mark, color=colour, label=_plain(name), linewidth=1.6)
         if best is not None:
@@ -61,10 +54,12 @@ def draw_curves(curves: Sequence[Curve], xlabel: str, ylabel: str) -> Picture:
 def draw_explained(layers: Mapping[str, LayerSpectrum], title: str = "") -> Picture:
     """Cumulative explained variance of layers by name, with bands of one deviation."""
     figure, axes = _figure(_WIDTH, _HEIGHT)
-    for (name, layer), colour in zip(layers.items(), colours_by_depth(len(layers)), strict=True):
+    for (name, layer), colour in zip(
+        layers.items(), plot_style.colours_by_depth(len(layers)), strict=True
+    ):
         deviation = layer.explained_deviation.numpy() if len(layers) <= _LEGEND else None
         style = {"color": colour, "label": _plain(name), "linewidth": 1.6}
-        plot_shares(axes, layer.explained.numpy(), deviation, **style)
+        plot_style.plot_shares(axes, layer.explained.numpy(), deviation, **style)
     axes.axhline(ENERGY, color=_INK, alpha=0.35, linewidth=0.8, linestyle="--")
     axes.set(xlabel="directions", ylabel="explained variance", title=_plain(title))
     axes.set_ylim(top=1.005)
@@ -74,10 +69,12 @@ def draw_explained(layers: Mapping[str, LayerSpectrum], title: str = "") -> Pict
 def draw_singular_values(layers: Mapping[str, LayerSpectrum]) -> Picture:
     """Mean singular values of layers by name, over the first of each."""
     figure, axes = _figure(_WIDTH, _HEIGHT)
-    for (name, layer), colour in zip(layers.items(), colours_by_depth(len(layers)), strict=True):
+    for (name, layer), colour in zip(
+        layers.items(), plot_style.colours_by_depth(len(layers)), strict=True
+    ):
         relative = layer.singular_values / (float(layer.singular_values[0]) or 1.0)
         drawn = relative.where(relative > _NOISE, math.nan).numpy()
-        plot_shares(axes, drawn, color=colour, label=_plain(name), linewidth=1.6)
+        plot_style.plot_shares(axes, drawn, color=colour, label=_plain(name), linewidth=1.6)
     axes.set(xlabel="direction", ylabel="singular value / first", yscale="log")
     return _finished(figure, axes, legend=len(layers) <= _LEGEND)
 
@@ -90,7 +87,7 @@ def draw_energies(layers: Sequence[LayerDuality]) -> Picture:
         values = [getattr(layer, field).mean for layer in layers]
         y = [index + 0.26 * (place - 1) for index in range(len(layers))]
         shown = [min(max(value, 0.0), 1.0) for value in values]
-        axes.barh(y, shown, height=0.24, color=COLOURS[place], label=label)
+        axes.barh(y, shown, height=0.24, color=plot_style.COLOURS[place], label=label)
         for where, width, value in zip(y, shown, values, strict=True):
             axes.text(width + 0.01, where, f"{value:.2g}", va="center", fontsize=8, color=_INK)
     axes.set_yticks(range(len(layers)), [_plain(_end(layer.name)) for layer in layers])
@@ -105,7 +102,7 @@ def draw_confusion(confusion: Tensor, labels: Sequence[str]) -> Picture:
     side = min(max(3.2, 0.42 * count + 1.4), 8.0)
     figure, axes = _figure(side + 0.6, side)
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
-    blue = [int(PALETTE["blue"][place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    blue = [int(plot_style.PALETTE["blue"][place : place + 2], 16) / 255 for place in (1, 3, 5)]
     axes.imshow([[(*blue, share**0.5) for share in row] for row in shares.tolist()])
     if count <= _NUMBERED:
         for i, row in enumerate(confusion.tolist()):
@@ -123,7 +120,7 @@ def draw_confusion(confusion: Tensor, labels: Sequence[str]) -> Picture:
 
 
 def _figure(width: float, height: float) -> tuple["Figure", Any]:
-    figure = new_figure(width, height)
+    figure = plot_style.new_figure(width, height)
     axes = figure.add_subplot()
     axes.patch.set_alpha(0)
     axes.tick_params(color=_INK, labelcolor=_INK)

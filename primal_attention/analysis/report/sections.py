@@ -7,32 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from primal_attention.analysis.report.data import (
-    FinishedRun,
-    Predictions,
-    RunFindings,
-    changes,
-    environment,
-    environment_of_report,
-    settings,
-)
-from primal_attention.analysis.report.figures import (
-    Curve,
-    draw_confusion,
-    draw_curves,
-    draw_energies,
-    draw_explained,
-    draw_singular_values,
-)
-from primal_attention.analysis.report.html import (
-    Beside,
-    Block,
-    Cards,
-    DataTable,
-    Details,
-    Illustration,
-    Section,
-)
+from primal_attention.analysis.report import data, figures, html
 from primal_attention.analysis.spectrum import COLUMNS
 from primal_attention.analysis.suggestion import suggestion_from
 from primal_attention.training.results import estimate
@@ -42,12 +17,12 @@ class ReportedRun(NamedTuple):
     """A run and all that a report knows of it."""
 
     name: str  # unique on the page
-    run: FinishedRun
-    findings: RunFindings
+    run: data.FinishedRun
+    findings: data.RunFindings
     printed: tuple[float, str] | None  # the paper's number and the name of its table
 
 
-def headline(reported: ReportedRun) -> list[Block]:
+def headline(reported: ReportedRun) -> list[html.Block]:
     """Return the numbers to see first."""
     run, outcome = reported.run, reported.run.outcome
     best = f"{run.unit} {run.best_round[run.unit]:g}, best of {len(outcome.rounds)} rounds"
@@ -62,7 +37,7 @@ def headline(reported: ReportedRun) -> list[Block]:
         ("parameters", f"{run.num_parameters:,}", type(run.model).__name__),
         ("training", _duration(outcome.seconds), f"{outcome.steps:,} steps on {outcome.device}"),
     ]
-    blocks: list[Block] = [Cards(facts)]
+    blocks: list[html.Block] = [html.Cards(facts)]
     if run.recipe.data.valid_fraction is None:
         blocks.append(
             "The round was chosen on the test cases: the number is that of the best test round."
@@ -74,7 +49,7 @@ def headline(reported: ReportedRun) -> list[Block]:
     return blocks
 
 
-def sections(reported: ReportedRun, anchor: str) -> Iterator[Section]:
+def sections(reported: ReportedRun, anchor: str) -> Iterator[html.Section]:
     """Yield all sections of a run; their anchors begin with the given one."""
     run, findings = reported.run, reported.findings
     for name, title, blocks in (
@@ -86,26 +61,29 @@ def sections(reported: ReportedRun, anchor: str) -> Iterator[Section]:
         ("settings", "Settings", _settings(run)),
         ("environment", "Environment", _environment(run)),
     ):
-        yield Section(f"{anchor}{name}", title, blocks)
+        yield html.Section(f"{anchor}{name}", title, blocks)
 
 
-def curve_of(run: FinishedRun, column: str, name: str, unit: str) -> Curve:
+def curve_of(run: data.FinishedRun, column: str, name: str, unit: str) -> figures.Curve:
     """Make a curve of a column of the rounds."""
     rounds = run.outcome.rounds
-    return Curve(name, [r[unit] for r in rounds], [r[column] for r in rounds], run.outcome.best)
+    return figures.Curve(
+        name, [r[unit] for r in rounds], [r[column] for r in rounds], run.outcome.best
+    )
 
 
-def _curves(run: FinishedRun) -> list[Block]:
+def _curves(run: data.FinishedRun) -> list[html.Block]:
     metric, unit = run.outcome.metric, run.unit
     losses = [curve_of(run, f"{part}_loss", part, unit) for part in ("train", "valid")]
     losses[0] = losses[0]._replace(best=None)
     one = curve_of(run, f"valid_{metric}", metric, unit)
-    drawn: list[Block] = [
-        Illustration(
-            draw_curves(losses, unit, "loss"), f"Loss of the training and the {run.chooser} cases."
+    drawn: list[html.Block] = [
+        html.Illustration(
+            figures.draw_curves(losses, unit, "loss"),
+            f"Loss of the training and the {run.chooser} cases.",
         ),
-        Illustration(
-            draw_curves([one], unit, metric),
+        html.Illustration(
+            figures.draw_curves([one], unit, metric),
             f"{run.chooser.title()} {metric}; the best round is marked.",
         ),
     ]
@@ -113,11 +91,13 @@ def _curves(run: FinishedRun) -> list[Block]:
         objective = curve_of(run, "objective", "objective", unit)
         optim = run.recipe.optim
         caption = f"The KSVD objective ({optim.objective}), of weight {optim.eta:g}."
-        drawn.append(Illustration(draw_curves([objective], unit, "objective"), caption))
-    return [Beside(drawn)]
+        drawn.append(
+            html.Illustration(figures.draw_curves([objective], unit, "objective"), caption)
+        )
+    return [html.Beside(drawn)]
 
 
-def _predictions(findings: RunFindings) -> list[Block]:
+def _predictions(findings: data.RunFindings) -> list[html.Block]:
     found = findings.predictions
     if isinstance(found, str):
         return [f"Left out: {found}."]
@@ -126,14 +106,14 @@ def _predictions(findings: RunFindings) -> list[Block]:
         f"Accuracy {found.accuracy:.2f} on {seen} test cases, computed for this page in float32 "
         "on the CPU."
     )
-    picture = draw_confusion(found.confusion, found.labels)
-    drawn = Illustration(picture, "Cases of each class by what they were taken for.")
+    picture = figures.draw_confusion(found.confusion, found.labels)
+    drawn = html.Illustration(picture, "Cases of each class by what they were taken for.")
     columns = ("class", "cases", "correct", "accuracy", "most often mistaken for")
     rows = [_of_class(found, index) for index in range(len(found.labels))]
-    return [text, Beside([drawn, DataTable(columns, rows, "Accuracy of each class")])]
+    return [text, html.Beside([drawn, html.DataTable(columns, rows, "Accuracy of each class")])]
 
 
-def _of_class(found: Predictions, index: int) -> tuple[str, ...]:
+def _of_class(found: data.Predictions, index: int) -> tuple[str, ...]:
     row = found.confusion[index].clone()
     cases, correct = int(row.sum()), int(row[index])
     row[index] = 0
@@ -143,14 +123,18 @@ def _of_class(found: Predictions, index: int) -> tuple[str, ...]:
     return found.labels[index], str(cases), str(correct), rate, other
 
 
-def _spectra(findings: RunFindings) -> list[Block]:
+def _spectra(findings: data.RunFindings) -> list[html.Block]:
     found = findings.spectrum
     if isinstance(found, str):
         return [f"Left out: {found}."]
     layers = {layer.name: layer for layer in found.layers}
     drawn = (
-        Illustration(draw_explained(layers), "Cumulative explained variance; the line is at 90 %."),
-        Illustration(draw_singular_values(layers), "Singular values over the first, in the mean."),
+        html.Illustration(
+            figures.draw_explained(layers), "Cumulative explained variance; the line is at 90 %."
+        ),
+        html.Illustration(
+            figures.draw_singular_values(layers), "Singular values over the first, in the mean."
+        ),
     )
     text = (
         f"Matrices of every attention layer on {findings.num_cases} test cases: attention "
@@ -158,11 +142,16 @@ def _spectra(findings: RunFindings) -> list[Block]:
     )
     suggested = suggestion_from(found).num_directions
     rows = [(*layer.cells(), str(suggested[layer.name])) for layer in found.layers]
-    table = DataTable((*COLUMNS, "directions suggested"), rows, "Attention layers")
-    return [text, Beside(drawn), table, *(f"{name}: {why}" for name, why in found.skipped.items())]
+    table = html.DataTable((*COLUMNS, "directions suggested"), rows, "Attention layers")
+    return [
+        text,
+        html.Beside(drawn),
+        table,
+        *(f"{name}: {why}" for name, why in found.skipped.items()),
+    ]
 
 
-def _primal(findings: RunFindings) -> list[Block]:
+def _primal(findings: data.RunFindings) -> list[html.Block]:
     found, measured = findings.duality, findings.spectrum
     if isinstance(found, str):
         return [f"Left out: {found}."]
@@ -179,11 +168,11 @@ def _primal(findings: RunFindings) -> list[Block]:
     columns = ("layer", "weights", "directions", "suggested", "KKT residual", "J", "relative J")
     last = ("explained", "by subspaces", "best possible")
     caption = "Energy of the kernel matrix; a negative number is drawn as none."
-    drawn = Beside([Illustration(draw_energies(found.layers), caption)])
-    return [text, drawn, DataTable((*columns, *last), rows, "Primal layers")]
+    drawn = html.Beside([html.Illustration(figures.draw_energies(found.layers), caption)])
+    return [text, drawn, html.DataTable((*columns, *last), rows, "Primal layers")]
 
 
-def _parameters(model: nn.Module) -> list[Block]:
+def _parameters(model: nn.Module) -> list[html.Block]:
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for name, parameter in model.named_parameters():
         count = counts[_part(name)]
@@ -197,7 +186,7 @@ def _parameters(model: nn.Module) -> list[Block]:
     number, frozen = (sum(each[place] for each in counts.values()) for place in (0, 1))
     rows.append(("all", type(model).__name__, f"{number:,}", f"{frozen:,}"))
     columns = ("part", "kind", "parameters", "of these frozen")
-    return [DataTable(columns, rows, "Parameters of each part")]
+    return [html.DataTable(columns, rows, "Parameters of each part")]
 
 
 def _part(name: str) -> str:
@@ -207,21 +196,21 @@ def _part(name: str) -> str:
     return ".".join(owner[: numbered[0] + 2 if numbered else 2])
 
 
-def _settings(run: FinishedRun) -> list[Block]:
-    changed = changes(run.recipe)
-    first: Block = "All settings are those of the named recipe."
+def _settings(run: data.FinishedRun) -> list[html.Block]:
+    changed = data.changes(run.recipe)
+    first: html.Block = "All settings are those of the named recipe."
     if changed:
         columns = ("setting", "this run", "the named recipe")
-        first = DataTable(columns, changed, "What differs from the named recipe")
-    every = DataTable(("setting", "value"), settings(run.recipe).items(), "The recipe")
-    return [first, Details("All settings", [every])]
+        first = html.DataTable(columns, changed, "What differs from the named recipe")
+    every = html.DataTable(("setting", "value"), data.settings(run.recipe).items(), "The recipe")
+    return [first, html.Details("All settings", [every])]
 
 
-def _environment(run: FinishedRun) -> list[Block]:
-    made, page = environment(run).items(), environment_of_report().items()
+def _environment(run: data.FinishedRun) -> list[html.Block]:
+    made, page = data.environment(run).items(), data.environment_of_report().items()
     return [
-        DataTable(("the run", ""), made, "Where the run was made"),
-        DataTable(("this page", ""), page, "Where this page was made"),
+        html.DataTable(("the run", ""), made, "Where the run was made"),
+        html.DataTable(("this page", ""), page, "Where this page was made"),
     ]
 
 
@@ -233,7 +222,7 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def names_of(runs: Sequence[FinishedRun]) -> list[str]:
+def names_of(runs: Sequence[data.FinishedRun]) -> list[str]:
     """Names that tell the runs apart: the model, and what else differs."""
     columns = [
         [run.recipe.task for run in runs],
@@ -249,25 +238,27 @@ def names_of(runs: Sequence[FinishedRun]) -> list[str]:
     ]
 
 
-def comparison(reported: Sequence[ReportedRun]) -> Iterator[Section]:
+def comparison(reported: Sequence[ReportedRun]) -> Iterator[html.Section]:
     """Tables of all runs, and their curves over each other."""
     columns = ("run", "task", "protocol", "test metric", "value", "the paper", "chosen by", "best")
     more = ("parameters", "steps", "time", "device")
     rows = [_result(each) for each in reported]
-    results = DataTable((*columns, *more), rows, "What came of each run")
-    yield Section("runs", "Results", [results])
+    results = html.DataTable((*columns, *more), rows, "What came of each run")
+    yield html.Section("runs", "Results", [results])
     if seeds := _over_seeds(reported):
         heads = ("runs", "test metric, mean ± 95 % interval (seeds)")
-        table = DataTable(heads, seeds, "The same but the seed")
-        yield Section("seeds", "Over seeds", [table])
+        table = html.DataTable(heads, seeds, "The same but the seed")
+        yield html.Section("seeds", "Over seeds", [table])
     by_task: dict[str, list[ReportedRun]] = defaultdict(list)
     for each in reported:
         by_task[each.run.recipe.task].append(each)
     for number, (task, members) in enumerate(by_task.items()):
         title = "Learning curves" if len(by_task) == 1 else f"Learning curves of {task}"
-        yield Section(f"curves{number or ''}", title, [Beside(list(_compared_curves(members)))])
-    yield Section("spectra", "Attention spectra", [_compared_spectra(reported)])
-    yield Section("differences", "Settings that differ", [_differences(reported)])
+        yield html.Section(
+            f"curves{number or ''}", title, [html.Beside(list(_compared_curves(members)))]
+        )
+    yield html.Section("spectra", "Attention spectra", [_compared_spectra(reported)])
+    yield html.Section("differences", "Settings that differ", [_differences(reported)])
 
 
 def _result(reported: ReportedRun) -> tuple[str, ...]:
@@ -291,7 +282,7 @@ def _result(reported: ReportedRun) -> tuple[str, ...]:
 def _over_seeds(reported: Sequence[ReportedRun]) -> list[tuple[str, str]]:
     groups: dict[str, list[ReportedRun]] = defaultdict(list)
     for each in reported:
-        values = settings(each.run.recipe) | {"seed": ""}
+        values = data.settings(each.run.recipe) | {"seed": ""}
         groups[json.dumps(values, sort_keys=True)].append(each)
     return [
         (
@@ -303,7 +294,7 @@ def _over_seeds(reported: Sequence[ReportedRun]) -> list[tuple[str, str]]:
     ]
 
 
-def _compared_curves(members: Sequence[ReportedRun]) -> Iterator[Illustration]:
+def _compared_curves(members: Sequence[ReportedRun]) -> Iterator[html.Illustration]:
     """Draw runs of one task; in steps where one of them is counted in steps."""
     unit = "step" if any(each.run.unit == "step" for each in members) else "epoch"
     metric = members[0].run.outcome.metric
@@ -314,19 +305,23 @@ def _compared_curves(members: Sequence[ReportedRun]) -> Iterator[Illustration]:
     }
     for column, caption in columns.items():
         curves = [curve_of(each.run, column, each.name, unit) for each in members]
-        yield Illustration(draw_curves(curves, unit, column.replace("_", " ")), caption)
+        yield html.Illustration(
+            figures.draw_curves(curves, unit, column.replace("_", " ")), caption
+        )
 
 
-def _compared_spectra(reported: Sequence[ReportedRun]) -> Block:
+def _compared_spectra(reported: Sequence[ReportedRun]) -> html.Block:
     found = {each.name: each.findings.spectrum for each in reported}
     measured = {name: each for name, each in found.items() if not isinstance(each, str)}
     if not measured:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
         return f"Left out. {reasons}."
-    return Beside(
+    return html.Beside(
         [
-            Illustration(
-                draw_explained({n: each.layers[place] for n, each in measured.items()}, title),
+            html.Illustration(
+                figures.draw_explained(
+                    {n: each.layers[place] for n, each in measured.items()}, title
+                ),
                 f"Explained variance of the {title} of each run, on test cases.",
             )
             for place, title in ((0, "first layer"), (-1, "last layer"))
@@ -334,12 +329,12 @@ def _compared_spectra(reported: Sequence[ReportedRun]) -> Block:
     )
 
 
-def _differences(reported: Sequence[ReportedRun]) -> Block:
-    every = [settings(each.run.recipe) for each in reported]
+def _differences(reported: Sequence[ReportedRun]) -> html.Block:
+    every = [data.settings(each.run.recipe) for each in reported]
     names = list(dict.fromkeys(name for each in every for name in each))
     rows = [(name, *(each.get(name, "default") for each in every)) for name in names]
     differing = [row for row in rows if len(set(row[1:])) > 1]
     if not differing:
         return "None."
     columns = ("setting", *(each.name for each in reported))
-    return DataTable(columns, differing, "Settings in which the runs differ")
+    return html.DataTable(columns, differing, "Settings in which the runs differ")

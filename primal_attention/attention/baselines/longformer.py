@@ -13,13 +13,7 @@ from primal_attention.attention.base.compaction import Compaction, take, token_o
 from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.base.qkv import DecodingAttention, Options
 from primal_attention.attention.base.validation import check_sizes
-from primal_attention.attention.baselines.blocks import (
-    Reach,
-    attend_blocks,
-    into_blocks,
-    windows,
-    with_common,
-)
+from primal_attention.attention.baselines import blocks
 from primal_attention.attention.baselines.softmax import softmax_attention
 from primal_attention.precision import accumulate
 
@@ -80,7 +74,9 @@ class LongformerAttention(DecodingAttention):
         if not isinstance(num_global_tokens, int) or num_global_tokens < 0:
             raise ValueError(f"num_global_tokens must be 0 or more, got {num_global_tokens!r}")
         self.window, self.num_global_tokens = window, num_global_tokens
-        self.reach = Reach(window, 0) if self.causal else Reach(window // 2, window // 2)
+        self.reach = (
+            blocks.Reach(window, 0) if self.causal else blocks.Reach(window // 2, window // 2)
+        )
         self.has_global_rows = num_global_tokens > 0 and not self.causal
         if self.has_global_rows:
             bias = self.q_proj.bias is not None
@@ -148,16 +144,16 @@ def _joined(cache: WindowCache, k: Tensor, v: Tensor, order: Compaction) -> Wind
     )
 
 
-def _attend(q: Tensor, joined: WindowCache, reach: Reach) -> Tensor:
+def _attend(q: Tensor, joined: WindowCache, reach: blocks.Reach) -> Tensor:
     """Outputs of packed queries [B, N, H, C]: the window, and the global keys outside of it."""
     N = q.shape[1]
     length = reach.before if reach.before < N else N
-    source = windows(joined.k, joined.v, joined.mask > 0, length, reach)
+    source = blocks.windows(joined.k, joined.v, joined.mask > 0, length, reach)
     first = joined.num_tokens.long()[:, None] + torch.arange(N, device=q.device) - reach.before
     place = torch.arange(joined.global_k.shape[1], device=q.device)
-    outside = place < into_blocks(first, length)[..., None]  # [B, n, l, G]
-    source = with_common(source, joined.global_k, joined.global_v, outside)
-    return attend_blocks(into_blocks(q, length), source)[:, :N]
+    outside = place < blocks.into_blocks(first, length)[..., None]  # [B, n, l, G]
+    source = blocks.with_common(source, joined.global_k, joined.global_v, outside)
+    return blocks.attend_blocks(blocks.into_blocks(q, length), source)[:, :N]
 
 
 def _last(joined: WindowCache, order: Compaction, window: int) -> WindowCache:

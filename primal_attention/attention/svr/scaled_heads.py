@@ -27,13 +27,7 @@ from primal_attention.attention.base.compaction import take, token_order
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.baselines.blocks import into_blocks
 from primal_attention.attention.baselines.softmax import softmax_attention
-from primal_attention.attention.svr.key_norm import (
-    KeyMoments,
-    KeyNorm,
-    key_moments,
-    merge,
-    running_key_moments,
-)
+from primal_attention.attention.svr import key_norm
 from primal_attention.precision import accumulate, accumulation_dtype, exact
 
 
@@ -229,7 +223,7 @@ class ScaledHeads:
         return self._join(outputs)
 
     def attend_causal(
-        self, q: Tensor, mask: Tensor | None, source: KeysAndValues, norm: KeyNorm | None
+        self, q: Tensor, mask: Tensor | None, source: KeysAndValues, norm: key_norm.KeyNorm | None
     ) -> Tensor:
         """Compute outputs [B, N, H, C] of the last N tokens of the source, with their mask.
 
@@ -271,14 +265,16 @@ def attend_normed(
     source: KeysAndValues,
     heads: list[int] | None = None,
     *,
-    norm: KeyNorm | None,
+    norm: key_norm.KeyNorm | None,
     mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
     """Softmax attention, causal that of the last tokens, normalised by the keys that each sees."""
     if norm is not None:
         running = causal and q.shape[1] > 1
-        moments = (running_key_moments if running else key_moments)(source.k, source.mask)
+        moments = (key_norm.running_key_moments if running else key_norm.key_moments)(
+            source.k, source.mask
+        )
         if running and q.shape[1] != source.k.shape[1]:
             moments = moments.last(q.shape[1])
         q = norm(q, moments, heads)
@@ -294,7 +290,7 @@ def attend_past(
     num_before: Tensor | None,  # [B], how many tokens precede the first query; None for 0
     scale: int,
     pool: str,
-    fold: Callable[[Tensor, KeyMoments], Tensor] | None = None,
+    fold: Callable[[Tensor, key_norm.KeyMoments], Tensor] | None = None,
 ) -> Tensor:
     """Compute outputs [B, N, H, C]; ``fold`` makes Attention-BN of it, by moments of seen keys."""
     whole = accumulate(q), accumulate(k), accumulate(v)
@@ -348,16 +344,18 @@ def _seen_in_block(scale: int, device: torch.device) -> Tensor:
     return (place <= place[:, None]) & (place[:, None] < scale - 1)
 
 
-def _moments_seen(k_blocks: Tensor, k_pooled: Tensor, num_complete: Tensor) -> KeyMoments:
+def _moments_seen(k_blocks: Tensor, k_pooled: Tensor, num_complete: Tensor) -> key_norm.KeyMoments:
     """Moments of the keys each place sees, [B, n r, H, C]: pooled ones and those of its block."""
     B, n, r = k_blocks.shape[:3]
     index = num_complete.clamp(max=k_pooled.shape[1]).flatten(1).expand(B, -1)
-    running = running_key_moments(k_pooled, None)
-    pooled = KeyMoments(*(take(F.pad(each, (0, 0, 0, 0, 1, 0)), index) for each in running))
-    single = running_key_moments(k_blocks.flatten(0, 1), None)
+    running = key_norm.running_key_moments(k_pooled, None)
+    pooled = key_norm.KeyMoments(
+        *(take(F.pad(each, (0, 0, 0, 0, 1, 0)), index) for each in running)
+    )
+    single = key_norm.running_key_moments(k_blocks.flatten(0, 1), None)
     open_block = torch.arange(1, r + 1, device=k_blocks.device)[:, None, None] < r
     num_keys, mean, scatter = (
         moment.reshape(B, n * r, *moment.shape[2:])
         for moment in (single.num_keys * open_block, single.mean, single.scatter * open_block)
     )
-    return merge(pooled, KeyMoments(num_keys, mean, scatter))
+    return key_norm.merge(pooled, key_norm.KeyMoments(num_keys, mean, scatter))

@@ -29,13 +29,7 @@ from torch import Tensor, nn
 from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.primal import FeaturesAndWeights, PrimalAttention
 from primal_attention.ops.causal import token_counts
-from primal_attention.patching.distill.least_squares import (
-    StreamedSums,
-    block_diagonal,
-    compressed,
-    low_rank_blocks,
-    ridge,
-)
+from primal_attention.patching.distill import least_squares
 from primal_attention.patching.distill.matching import Call
 from primal_attention.patching.hosts.host import PatchedAttention
 
@@ -47,7 +41,7 @@ class OutputFit:
     """The output map of any mechanism, by ridge regression of what its present map leaves."""
 
     def __init__(self, layer: PatchedAttention):
-        self.layer, self.sums = layer, StreamedSums()
+        self.layer, self.sums = layer, least_squares.StreamedSums()
         self.out_proj = layer.mechanism.out_proj
 
     @torch.no_grad()
@@ -68,7 +62,7 @@ class OutputFit:
         weight, bias = self.out_proj.weight, self.out_proj.bias
         has_bias = bias is not None
         penalty = self.sums.penalty(centred=has_bias)
-        change = ridge(self.sums.moments(centred=has_bias), penalty)
+        change = least_squares.ridge(self.sums.moments(centred=has_bias), penalty)
         weight.add_(change.mT.to(weight))
         if bias is not None:
             mean_features, mean_targets = self.sums.means()
@@ -95,7 +89,7 @@ class PrimalFit:
     """The directions, the score projection and the output projection of a Primal layer."""
 
     def __init__(self, layer: PatchedAttention, replaced: nn.Module):
-        self.layer, self.sums = layer, StreamedSums()
+        self.layer, self.sums = layer, least_squares.StreamedSums()
         self.mechanism: PrimalAttention = layer.mechanism
         self.shape = _Shape.of(self.mechanism)
         self.basis = basis_of(self.mechanism, replaced)  # [H, F, R]
@@ -116,8 +110,12 @@ class PrimalFit:
         moments = self.sums.moments(centred=has_bias)
         penalty = self.sums.penalty(centred=has_bias)
         num_blocks = H * (1 if joint else num_sides)
-        inner = low_rank_blocks(moments, num_blocks, width, penalty)  # [K, side R or R, width]
-        outer = ridge(compressed(moments, inner), penalty)  # [K width, D]
+        inner = least_squares.low_rank_blocks(
+            moments, num_blocks, width, penalty
+        )  # [K, side R or R, width]
+        outer = least_squares.ridge(
+            least_squares.compressed(moments, inner), penalty
+        )  # [K width, D]
         columns = rearrange(outer, "(h c) d -> d h c", h=H)
         weight = rearrange(mechanism.out_proj.weight, "d (h c) -> d h c", h=H)
         weight[..., : columns.shape[-1]] = columns.to(weight)
@@ -125,7 +123,7 @@ class PrimalFit:
             mechanism.score_proj.bias.zero_()
         if bias is not None:
             mean_features, mean_targets = self.sums.means()
-            bias.copy_(mean_targets - mean_features @ block_diagonal(inner) @ outer)
+            bias.copy_(mean_targets - mean_features @ least_squares.block_diagonal(inner) @ outer)
         pattern = "h (side r) c -> side h r c" if joint else "(h side) r c -> side h r c"
         self._set_inner(rearrange(inner, pattern, side=num_sides))
 

@@ -4,17 +4,11 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from primal_attention.patching.hosts.host import (
-    Affine,
-    Host,
-    PatchedAttention,
-    Projections,
-    score_factor,
-)
+from primal_attention.patching.hosts import host
 from primal_attention.patching.masks import expanded, token_mask_of
 
 
-class TimmViT(Host):
+class TimmViT(host.Host):
     """``qkv`` holds queries, keys and values."""
 
     name = "timm"
@@ -24,27 +18,27 @@ class TimmViT(Host):
         kind = type(module)
         return (kind.__module__, kind.__name__) == ("timm.layers.attention", "Attention")
 
-    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
+    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> host.Projections:
         """Cut the packed projection in three."""
         attention: Any = module
         _refuse(attention)
-        q, k, v = Affine.of(attention.qkv).split(3)
-        return Projections(
-            q.scaled(score_factor(attention.scale, attention.head_dim)),
+        q, k, v = host.Affine.of(attention.qkv).split(3)
+        return host.Projections(
+            q.scaled(host.score_factor(attention.scale, attention.head_dim)),
             k,
             v,
-            Affine.of(attention.proj),
+            host.Affine.of(attention.proj),
             num_heads=attention.num_heads,
             dropout=attention.proj_drop.p,
             max_tokens=next(filter(None, map(_num_tokens, ancestors)), None),
         )
 
-    def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
+    def adapt(self, module: nn.Module, mechanism: nn.Module) -> host.PatchedAttention:
         """Use the signature of timm."""
         return TimmAttention(mechanism)
 
 
-class TimmAttention(PatchedAttention):
+class TimmAttention(host.PatchedAttention):
     """Attention called as ``(x, attn_mask, is_causal)``."""
 
     def forward(

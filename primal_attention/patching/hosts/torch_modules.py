@@ -11,17 +11,11 @@ from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, build_attention
 from primal_attention.attention.base.validation import check_choice
-from primal_attention.patching.hosts.host import (
-    Affine,
-    Change,
-    Host,
-    PatchedAttention,
-    Projections,
-)
+from primal_attention.patching.hosts import host
 from primal_attention.patching.masks import context_mask_of, expanded, seen_by, token_mask_of
 
 
-class TorchModules(Host):
+class TorchModules(host.Host):
     """Decoder layers get a causal self-attention; others are causal by option."""
 
     name = "torch.nn"
@@ -30,18 +24,18 @@ class TorchModules(Host):
         """Accept multi-head attention itself, no subclass."""
         return type(module) is nn.MultiheadAttention
 
-    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
+    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> host.Projections:
         """Cut the packed projection in three."""
         mha: Any = module
         _refuse(mha)
-        q, k, v = Affine(mha.in_proj_weight, mha.in_proj_bias).split(3)
+        q, k, v = host.Affine(mha.in_proj_weight, mha.in_proj_bias).split(3)
         parent = ancestors[-1]
         cross = self.is_cross(mha, parent)
-        return Projections(
+        return host.Projections(
             q,
             k,
             v,
-            Affine.of(mha.out_proj),
+            host.Affine.of(mha.out_proj),
             num_heads=mha.num_heads,
             causal=isinstance(parent, nn.TransformerDecoderLayer) and not cross,
             cross=cross,
@@ -51,17 +45,17 @@ class TorchModules(Host):
         """Return whether it is the second attention of a decoder layer."""
         return isinstance(parent, nn.TransformerDecoderLayer) and parent.multihead_attn is module
 
-    def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
+    def adapt(self, module: nn.Module, mechanism: nn.Module) -> host.PatchedAttention:
         """Use the signature of multi-head attention."""
         return PrimalMultiheadAttention.around(mechanism, batch_first=bool(module.batch_first))
 
-    def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[Change]:
+    def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[host.Change]:
         """Turn off nested tensors, which the encoder would pass to its layers in evaluation."""
         encoders = [each for each in ancestors if isinstance(each, nn.TransformerEncoder)]
-        return [Change(encoder, "use_nested_tensor", False) for encoder in encoders]
+        return [host.Change(encoder, "use_nested_tensor", False) for encoder in encoders]
 
 
-class PrimalMultiheadAttention(PatchedAttention):
+class PrimalMultiheadAttention(host.PatchedAttention):
     """``nn.MultiheadAttention`` with a mechanism of the registry inside.
 
     Queries, keys and values that are one tensor, in compiled graphs one object, mean

@@ -17,15 +17,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from primal_attention.patching.hosts import transformers_cache
 from primal_attention.patching.hosts.host import PatchedAttention
-from primal_attention.patching.hosts.transformers_cache import (
-    REMEMBERED,
-    Inputs,
-    KeyShape,
-    StateLayer,
-    register_layers,
-    state_layer,
-)
 from primal_attention.patching.hosts.transformers_padding import register_padding
 from primal_attention.patching.masks import Packing, expanded, rows_of, token_mask_of
 
@@ -65,7 +58,7 @@ class TransformersAttention(PatchedAttention):
         """Attention outputs [B, N, D] of the tokens that follow those of the cache."""
         if others.get("encoder_hidden_states") is not None:
             raise ValueError("encoder_hidden_states was given to a self-attention that is patched")
-        inputs = Inputs(hidden_states, None, position_embeddings)
+        inputs = transformers_cache.Inputs(hidden_states, None, position_embeddings)
         if past_key_values is None:
             y = self._attend_rows(inputs, attention_mask, others.get("cu_seq_lens_q"))
             self._show_weights(y, inputs.length)
@@ -93,7 +86,9 @@ class TransformersAttention(PatchedAttention):
             size = (y.shape[0], int(self.mechanism.num_heads), y.shape[1], num_keys)
             weights.append(torch.empty(size, dtype=y.dtype, device="meta"))
 
-    def _attend_rows(self, inputs: Inputs, mask: Any, bounds: Tensor | None) -> Tensor:
+    def _attend_rows(
+        self, inputs: transformers_cache.Inputs, mask: Any, bounds: Tensor | None
+    ) -> Tensor:
         """Attend within rows that may hold several sequences each."""
         x = inputs.x
         real, packing = rows_of(mask, num_tokens=inputs.length, causal=self.causal)
@@ -104,31 +99,33 @@ class TransformersAttention(PatchedAttention):
         unpacked = inputs.each(packing.unpack)._replace(mask=packing.there >= 0)
         return packing.pack(self._attend(unpacked), like=x)
 
-    def _attend(self, inputs: Inputs) -> Tensor:
+    def _attend(self, inputs: transformers_cache.Inputs) -> Tensor:
         with rotated(inputs.rotation):
             y: Tensor = self.mechanism(inputs.x, token_mask=inputs.mask)
         return y
 
-    def _layer(self, past_key_values: Any, dtype: torch.dtype) -> StateLayer:
+    def _layer(self, past_key_values: Any, dtype: torch.dtype) -> transformers_cache.StateLayer:
         if not self.causal or self.layer_idx is None:
             raise ValueError(
                 "past_key_values was given to a layer that is not causal and cannot go on from it; "
                 "pass use_cache=False"
             )
-        shape = KeyShape(self.num_key_heads, int(self.mechanism.head_dim), dtype)
-        return state_layer(past_key_values, self.layer_idx, shape)
+        shape = transformers_cache.KeyShape(self.num_key_heads, int(self.mechanism.head_dim), dtype)
+        return transformers_cache.state_layer(past_key_values, self.layer_idx, shape)
 
     def _decodes(self) -> bool:
         return hasattr(self.mechanism, "prefill")
 
-    def _continue(self, inputs: Inputs, layer: StateLayer) -> Tensor:
+    def _continue(
+        self, inputs: transformers_cache.Inputs, layer: transformers_cache.StateLayer
+    ) -> Tensor:
         """Attend to tokens that follow those of a layer of the cache, and advance its state."""
         N, state = inputs.length, layer.read(self._state_after)
         if inputs.x.shape[0] > 1 or torch.compiler.is_compiling():
             y, state = self._extend(inputs, state)
             layer.keep(state, N)
             return y
-        ys, first = [], max(N - REMEMBERED, 0)
+        ys, first = [], max(N - transformers_cache.REMEMBERED, 0)
         if first:
             y, state = self._extend(inputs.each(lambda tensor: tensor[:, :first]), state)
             layer.keep(state, first)
@@ -137,7 +134,7 @@ class TransformersAttention(PatchedAttention):
         layer.keep_with_way_back(after, state, inputs.copied(first, N))
         return torch.cat([*ys, y], 1)
 
-    def _extend(self, inputs: Inputs, state: Any) -> tuple[Tensor, Any]:
+    def _extend(self, inputs: transformers_cache.Inputs, state: Any) -> tuple[Tensor, Any]:
         if not self._decodes():
             raise ValueError(
                 f"{self.record.attention} has no decode state: use_cache=False for generation"
@@ -147,7 +144,7 @@ class TransformersAttention(PatchedAttention):
         return y, state
 
     @torch.no_grad()
-    def _state_after(self, inputs: Inputs, state: Any) -> Any:
+    def _state_after(self, inputs: transformers_cache.Inputs, state: Any) -> Any:
         return self._extend(inputs, state)[1]
 
 
@@ -269,4 +266,4 @@ def collected_weights() -> list[Any] | None:
 
 def _register() -> None:
     register_padding()
-    register_layers()
+    transformers_cache.register_layers()

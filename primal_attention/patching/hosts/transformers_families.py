@@ -5,15 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from primal_attention.patching.hosts.host import (
-    Affine,
-    Change,
-    Host,
-    PatchedAttention,
-    Projections,
-    check_plain,
-    score_factor,
-)
+from primal_attention.patching.hosts import host
 from primal_attention.patching.hosts.transformers_attention import (
     AlbertAttention,
     RotaryAttention,
@@ -22,7 +14,7 @@ from primal_attention.patching.hosts.transformers_attention import (
 
 
 @dataclass(frozen=True)
-class SeparateProjections(Host):
+class SeparateProjections(host.Host):
     """A family by the class names of its attentions and the names of their four projections."""
 
     name: str
@@ -36,18 +28,18 @@ class SeparateProjections(Host):
         kind = type(module)
         return kind.__name__ in self.classes and kind.__module__.startswith("transformers.models.")
 
-    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
+    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> host.Projections:
         """Read the four projections; grouped keys stay grouped."""
         config: Any = module.config
         head_dim = int(getattr(module, "attention_head_size", 0) or module.head_dim)  # type: ignore[arg-type]
-        q, k, v = (Affine.of(module.get_submodule(name)) for name in self.projections[:3])
+        q, k, v = (host.Affine.of(module.get_submodule(name)) for name in self.projections[:3])
         holder = ancestors[-1] if self.takes_over else module
-        out = Affine.of(holder.get_submodule(self.projections[3]))
+        out = host.Affine.of(holder.get_submodule(self.projections[3]))
         _refuse(module, q, out)
-        factor = score_factor(float(module.scaling), head_dim)  # type: ignore[arg-type]
+        factor = host.score_factor(float(module.scaling), head_dim)  # type: ignore[arg-type]
         if factor != 1.0 and hasattr(module, "q_norm"):
             raise ValueError(f"{type(module).__name__} scales its normalised queries by {factor}")
-        return Projections(
+        return host.Projections(
             q.scaled(factor),
             k,
             v,
@@ -58,11 +50,11 @@ class SeparateProjections(Host):
             max_tokens=_max_tokens(config),
         )
 
-    def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
+    def adapt(self, module: nn.Module, mechanism: nn.Module) -> host.PatchedAttention:
         """Use the adapter of the family."""
         return self.adapter(mechanism, module)
 
-    def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[Change]:
+    def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[host.Change]:
         """Take such attentions out of the tensor-parallel plans of the models above.
 
         A plan names modules with a wildcard for the number of the layer, so it cannot tell patched
@@ -78,11 +70,11 @@ class SeparateProjections(Host):
                 prefix = ".".join([*names, ""])
                 kept = {name: style for name, style in plan.items() if not name.startswith(prefix)}
                 if len(kept) < len(plan):
-                    changes.append(Change(model, "_tp_plan", kept))
+                    changes.append(host.Change(model, "_tp_plan", kept))
         return changes
 
 
-class GPT2(Host):
+class GPT2(host.Host):
     """GPT-2, and the one inside the Decision Transformer.
 
     ``c_attn`` holds queries, keys and values, transposed; the residual dropout is the attention's.
@@ -95,12 +87,12 @@ class GPT2(Host):
         classes = ("GPT2Attention", "DecisionTransformerGPT2Attention")
         return type(module).__name__ in classes and not module.is_cross_attention
 
-    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> Projections:
+    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> host.Projections:
         """Cut the packed projection in three, and transpose."""
         attention: Any = module
         q, k, v = _transposed(attention.c_attn).split(3)
-        return Projections(
-            q.scaled(score_factor(attention.scaling, attention.head_dim)),
+        return host.Projections(
+            q.scaled(host.score_factor(attention.scaling, attention.head_dim)),
             k,
             v,
             _transposed(attention.c_proj),
@@ -110,16 +102,16 @@ class GPT2(Host):
             max_tokens=_max_tokens(attention.config),
         )
 
-    def adapt(self, module: nn.Module, mechanism: nn.Module) -> PatchedAttention:
+    def adapt(self, module: nn.Module, mechanism: nn.Module) -> host.PatchedAttention:
         """Use the adapter that the models of transformers share."""
         return TransformersAttention(mechanism, module)
 
 
-def _transposed(conv1d: Any) -> Affine:
+def _transposed(conv1d: Any) -> host.Affine:
     from transformers.pytorch_utils import Conv1D
 
-    check_plain(conv1d, Conv1D)
-    return Affine(conv1d.weight.mT, conv1d.bias)
+    host.check_plain(conv1d, Conv1D)
+    return host.Affine(conv1d.weight.mT, conv1d.bias)
 
 
 def _max_tokens(config: Any) -> int | None:
@@ -133,7 +125,7 @@ def _max_tokens(config: Any) -> int | None:
     return (image // patch) ** 2 + 2  # a class token, and DeiT's distillation token
 
 
-def _refuse(module: nn.Module, q: Affine, out: Affine) -> None:
+def _refuse(module: nn.Module, q: host.Affine, out: host.Affine) -> None:
     config: Any = module.config
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     slides = types is None or types[module.layer_idx] == "sliding_attention"
@@ -154,7 +146,7 @@ def _classes(ending: str, names: str) -> frozenset[str]:
 
 
 _NAMED = ("q_proj", "k_proj", "v_proj", "o_proj")
-FAMILIES: tuple[Host, ...] = (
+FAMILIES: tuple[host.Host, ...] = (
     SeparateProjections(
         "BERT",
         _classes(

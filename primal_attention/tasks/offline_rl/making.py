@@ -18,12 +18,7 @@ from numpy.typing import NDArray
 
 from primal_attention.array_files import open_arrays
 from primal_attention.foreign_files import reading
-from primal_attention.tasks.offline_rl.environments import (
-    RL_SETS,
-    Environment,
-    environment_of,
-    make_environment,
-)
+from primal_attention.tasks.offline_rl import environments
 from primal_attention.tasks.offline_rl.hdf5_files import LIKE, write_minari
 from primal_attention.tasks.offline_rl.sets import RL
 from primal_attention.tasks.offline_rl.trajectories import Trajectories, joined
@@ -40,7 +35,7 @@ class Agent:
         environment: Which it must fit.
     """
 
-    def __init__(self, path: Path, environment: Environment):
+    def __init__(self, path: Path, environment: environments.Environment):
         self.path = path
         if not path.is_file():
             raise FileNotFoundError(f"there is no policy {path}")
@@ -147,7 +142,7 @@ Mixture = dict[Behaviour, float]
 
 def mixture_of(name: str) -> Mixture:
     """Return the behaviours that make a set such as ``hopper-medium-replay``."""
-    environment_of(name)
+    environments.environment_of(name)
     which, _, kind = name.partition("-")
     if kind == "medium-expert":
         return _shares(_MEDIUM[which], 0.5) | _shares(_EXPERT[which], 0.5)
@@ -174,7 +169,9 @@ def chunks_of(name: str, transitions: int, seed: int) -> list[Chunk]:
         left, number = round(transitions * share), 0
         while left > 0:
             size = min(CHUNK, left)
-            found.append(Chunk(behaviour, size, (seed, RL_SETS.index(name), index, number)))
+            found.append(
+                Chunk(behaviour, size, (seed, environments.RL_SETS.index(name), index, number))
+            )
             left, number = left - size, number + 1
     return found
 
@@ -202,7 +199,7 @@ def make_set(
         version: 5 or 4, of the environment.
         told: Is called with the number of chunks that are done, and of all.
     """
-    environment = environment_of(name)
+    environment = environments.environment_of(name)
     if transitions < 1:
         raise ValueError(f"transitions must be positive, got {transitions}")
     chunks = chunks_of(name, transitions, seed)
@@ -228,23 +225,23 @@ def make_set(
         **_scores(environment, parts, chunks),
     }
     found = joined(parts, facts)
-    write_minari(folder, name, found, make_environment(environment, version))
+    write_minari(folder, name, found, environments.make_environment(environment, version))
     path = folder / f"{name}.npz"
     RL.write(path, found)
     shutil.rmtree(unfinished)
     return path
 
 
-def _file(environment: Environment, chunk: Chunk) -> str:
+def _file(environment: environments.Environment, chunk: Chunk) -> str:
     return f"{environment.gym_name}-{chunk.behaviour.agent}.npz"
 
 
 def make_episodes(
-    agent: Agent, environment: Environment, chunk: Chunk, version: int
+    agent: Agent, environment: environments.Environment, chunk: Chunk, version: int
 ) -> Trajectories:
     """Play whole episodes, until there are as many transitions as the chunk asks for."""
     rng = np.random.default_rng(chunk.seed)
-    simulator = make_environment(environment, version)
+    simulator = environments.make_environment(environment, version)
     episodes, total = list[Trajectories](), 0
     while total < chunk.transitions:
         episodes.append(_episode(agent, simulator, rng, chunk.behaviour.noise))
@@ -275,7 +272,7 @@ def _episode(
 
 
 def _scores(
-    environment: Environment, parts: list[Trajectories], chunks: list[Chunk]
+    environment: environments.Environment, parts: list[Trajectories], chunks: list[Chunk]
 ) -> dict[str, Any]:
     """Summarise the scores of all episodes, and by behaviour."""
     scores: dict[str, list[float]] = {}

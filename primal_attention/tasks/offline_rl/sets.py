@@ -10,13 +10,8 @@ from typing import Any
 import numpy as np
 
 from primal_attention.array_files import ArrayFile, write_arrays
+from primal_attention.tasks.offline_rl import hdf5_files
 from primal_attention.tasks.offline_rl.environments import environment_of
-from primal_attention.tasks.offline_rl.hdf5_files import (
-    d4rl_file,
-    minari_folder,
-    read_d4rl,
-    read_minari,
-)
 from primal_attention.tasks.offline_rl.trajectories import Trajectories, check_trajectories
 from primal_attention.tasks.prepared import PreparedSets
 
@@ -41,15 +36,21 @@ class TrajectorySets(PreparedSets[Trajectories]):
     def _find_files(self, name: str, folder: Path | None) -> Path | None:
         place = self.folders(folder)[0]
         which, _, kind = name.partition("-")
-        files = (place / f"{name}.hdf5", place / d4rl_file(name))
-        minari = (place / name, minari_folder(place, name), place / "mujoco" / which / f"{kind}-v0")
+        files = (place / f"{name}.hdf5", place / hdf5_files.d4rl_file(name))
+        minari = (
+            place / name,
+            hdf5_files.minari_folder(place, name),
+            place / "mujoco" / which / f"{kind}-v0",
+        )
         found = [each for each in files if each.is_file()]
         found += [each for each in minari if (each / "data").is_dir()]
         return found[0] if found else None
 
     def _read_files(self, name: str, place: Path) -> Trajectories:
         environment = environment_of(name)
-        found = (read_d4rl if place.is_file() else read_minari)(place, environment)
+        found = (hdf5_files.read_d4rl if place.is_file() else hdf5_files.read_minari)(
+            place, environment
+        )
         check_trajectories(found, environment, place)
         return found
 
@@ -88,8 +89,8 @@ class TrajectorySets(PreparedSets[Trajectories]):
     def _advice(self, name: str, folder: Path | None) -> str:
         return (
             f"{name}: no data in {self.folders(folder)[0]}. Put a prepared {name}.npz, D4RL's "
-            f"{d4rl_file(name)} or a Minari data set there, or make one: primal data rl {name} "
-            "--agents <folder of policies>"
+            f"{hdf5_files.d4rl_file(name)} or a Minari data set there, or make one: "
+            f"primal data rl {name} --agents <folder of policies>"
         )
 
 

@@ -7,16 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from primal_attention.models.stacks import mechanism_of
-from primal_attention.tasks import Task
-from primal_attention.tasks.lra import (
-    HELD_OUT,
-    LRA_PROTOCOLS,
-    LRA_TASKS,
-    PATHFINDERS,
-    find_lra,
-    lra_task,
-    prepare_lra,
-)
+from primal_attention.tasks import Task, lra
 from primal_attention.training.domains.domain import Directions, Domain, with_directions
 from primal_attention.training.recipe import Recipe, nearest
 
@@ -73,7 +64,7 @@ def lra_clean(name: str, model: str, seed: int = 0) -> Recipe:
 
 
 def _recipe(name: str, model: str, protocol: str, seed: int, directions: Directions) -> Recipe:
-    schedule, rules = SCHEDULES[_like(name)], LRA_PROTOCOLS[protocol]
+    schedule, rules = SCHEDULES[_like(name)], lra.LRA_PROTOCOLS[protocol]
     recipe = Recipe(
         task=f"lra/{name}",
         model=model,
@@ -105,9 +96,9 @@ def _recipe(name: str, model: str, protocol: str, seed: int, directions: Directi
 
 def _like(name: str) -> str:
     """Return the task of the paper whose settings a task has."""
-    if name not in LRA_TASKS:
-        raise ValueError(f"no task of lra is called {name!r}; {nearest(name, LRA_TASKS)}")
-    if name in PATHFINDERS:
+    if name not in lra.LRA_TASKS:
+        raise ValueError(f"no task of lra is called {name!r}; {nearest(name, lra.LRA_TASKS)}")
+    if name in lra.PATHFINDERS:
         return "pathfinder"
     return name.removesuffix("-imdb")
 
@@ -116,26 +107,26 @@ def _held_out(name: str, protocol: str) -> float | None:
     """Return the part of the training cases that validates; only Text has no cases for that."""
     if name != "text":
         return 0.0
-    return None if LRA_PROTOCOLS[protocol].text_validates_on_test else HELD_OUT
+    return None if lra.LRA_PROTOCOLS[protocol].text_validates_on_test else lra.HELD_OUT
 
 
 def _task(recipe: Recipe, folder: Path | None) -> Task:
     name = recipe.set_name
-    text = None if recipe.run.protocol == "paper" else HELD_OUT
+    text = None if recipe.run.protocol == "paper" else lra.HELD_OUT
     wanted = text if name == "text" else 0
     if recipe.data.valid_fraction != wanted:
         raise ValueError(
             f"valid_fraction of lra/{name} is {wanted} under the {recipe.run.protocol} protocol, "
             f"got {recipe.data.valid_fraction}"
         )
-    return lra_task(name, folder=folder, protocol=recipe.run.protocol, seed=recipe.run.seed)
+    return lra.lra_task(name, folder=folder, protocol=recipe.run.protocol, seed=recipe.run.seed)
 
 
 LRA = Domain(
-    sets=LRA_TASKS,
+    sets=lra.LRA_TASKS,
     make_task=_task,
     recipes={"paper": lra_paper, "clean": lra_clean},
-    find=find_lra,
-    prepare=partial(prepare_lra, workers=os.cpu_count() or 1),
+    find=lra.find_lra,
+    prepare=partial(lra.prepare_lra, workers=os.cpu_count() or 1),
     usage="reads or generates a task, and prepares it",
 )

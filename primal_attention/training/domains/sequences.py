@@ -4,15 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from primal_attention import models
 from primal_attention.attention.primal.statistics import KSVDLayer
-from primal_attention.models import (
-    Embedding,
-    Encoder,
-    SequenceClassifier,
-    Tower,
-    TwoTowerClassifier,
-    build_attentions,
-)
 from primal_attention.models.stacks import PaddingLeaks
 from primal_attention.tasks import Sizes
 from primal_attention.training.recipe import Recipe
@@ -30,17 +23,17 @@ def build_sequence_model(recipe: Recipe, sizes: Sizes) -> nn.Module:
     if model.num_towers == 1:
         parts = _embedding_and_encoder(recipe, sizes)
         hidden_dim = model.head_hidden_dim
-        return SequenceClassifier(*parts, num_outputs, hidden_dim=hidden_dim, **options)
+        return models.SequenceClassifier(*parts, num_outputs, hidden_dim=hidden_dim, **options)
     if model.head_hidden_dim is None:
         raise ValueError("two towers have a hidden layer in the head; set head_hidden_dim")
-    tower = Tower(*_embedding_and_encoder(recipe, sizes), drop_features=False, **options)
-    return TwoTowerClassifier(tower, num_outputs, hidden_dim=model.head_hidden_dim)
+    tower = models.Tower(*_embedding_and_encoder(recipe, sizes), drop_features=False, **options)
+    return models.TwoTowerClassifier(tower, num_outputs, hidden_dim=model.head_hidden_dim)
 
 
-def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[Embedding, Encoder]:
+def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[models.Embedding, models.Encoder]:
     model = recipe.model
     attentions = attentions_of(recipe, sizes)
-    embedding = Embedding(
+    embedding = models.Embedding(
         model.dim,
         sizes.num_tokens,
         num_channels=sizes.num_channels,
@@ -49,7 +42,7 @@ def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[Embedding, Enc
     )
     if sizes.vocab_size is not None:  # positions start as symbols do
         nn.init.normal_(embedding.positions, std=0.02)
-    encoder = Encoder(
+    encoder = models.Encoder(
         attentions,
         model.dim,
         model.ffn_dim,
@@ -65,7 +58,7 @@ def attentions_of(recipe: Recipe, sizes: Sizes, *, causal: bool = False) -> list
     longest = sizes.num_tokens + (model.pooling == "class_token")
     options = {"max_tokens": longest, **model.attention}
     options["causal"] = causal or options.get("causal", False)
-    attentions = build_attentions(
+    attentions = models.build_attentions(
         model.name,
         model.num_layers,
         model.dim,
