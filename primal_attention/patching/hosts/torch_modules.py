@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention import ATTENTIONS, build_attention
+from primal_attention.attention import ATTENTIONS, build_attention, card_of
 from primal_attention.attention.base.validation import check_choice
 from primal_attention.patching.hosts import host
 from primal_attention.patching.masks import context_mask_of, expanded, seen_by, token_mask_of
@@ -100,8 +100,8 @@ class PrimalMultiheadAttention(host.PatchedAttention):
         **options: Any,
     ):
         check_choice("attention", attention, ATTENTIONS)
-        if attention == "primal" and causal:
-            options.setdefault("weights", "auto")
+        if causal:
+            options = {**card_of(attention).causal_patch, **options}
         with nullcontext() if device is None else torch.device(device):
             mechanism = build_attention(
                 attention,
