@@ -78,18 +78,15 @@ def scan(
     state: Tensor | None = None,  # [sides, H, B, P, V]: sums over earlier tokens
     *,
     steps: Tensor | None = None,  # [H, B, N]: delta, not negative; zero at padded tokens
-    future: bool = False,  # whether later tokens are read too, which takes steps and no state
+    future: bool = False,  # whether later tokens are read too, which needs steps
     grams: bool = False,
 ) -> Scanned:
     """Read at each token the sums up to it; padded tokens read zero and store nothing.
 
     No time passes at padded tokens.
     """
-    if future and (steps is None or state is not None):
-        raise ValueError(
-            "future=True takes steps and no state, got "
-            + ("no steps" if steps is None else "a state")
-        )
+    if future and steps is None:
+        raise ValueError("future=True needs steps of time: give steps, zeros where none passes")
     if may_run_fused("scan", z):
         given = ScanInputs(
             z.permute(0, 2, 3, 1, 4),
