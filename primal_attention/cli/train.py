@@ -3,6 +3,7 @@
 import logging
 import os
 import shlex
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,8 +88,8 @@ def resumable(directory: Path, *, silent: bool = False) -> Iterator[None]:
         silent: Say nothing of what the first process says too.
     """
 
-    def end(code: int, text: str, *, of_all: bool = True) -> NoReturn:
-        if not (silent and of_all):
+    def end(code: int, text: str) -> NoReturn:
+        if not silent:
             typer.echo(text, err=True)
         raise typer.Exit(code) from None
 
@@ -101,7 +102,9 @@ def resumable(directory: Path, *, silent: bool = False) -> Iterator[None]:
     except FloatingPointError as error:
         end(1, f"Error: {error}")
     except LostPeerError as error:
-        end(1, f"Error: {error}; {goes_on}", of_all=False)
+        typer.echo(f"Error: {error}; {goes_on}", err=True)
+        sys.stdout.flush()
+        os._exit(1)  # at a usual exit the process group complains of its lost peers too
     except (OSError, UnreadableFileError) as error:
         end(2, f"Error: {error}")
     finally:

@@ -59,7 +59,9 @@ def lines_after_kill(command, folder, victim):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_the_other_of_two_processes(tmp_path, strategy, victim):
     command = [*TRAIN, "--devices", "2", "--strategy", strategy]
-    (line,) = lines_after_kill(command, tmp_path, victim)
+    lines = lines_after_kill(command, tmp_path, victim)
+    assert len(lines) == 1, lines
+    line = lines[0]
     lost = f"Error: process {2 - victim} of 2 lost another one, which was ended"
     if line.startswith(lost):
         assert "the same command goes on from the last checkpoint in" in line
