@@ -100,7 +100,7 @@ class Case(NamedTuple):
         ]
 
     def run(self, z, values, steps, state):
-        """What is read, and the sums after the last token."""
+        """Return the outputs and the sums after the last token."""
         mask = mask_of(self.mask, self.length, z.device)
         options = {"steps": steps, "future": self.future}
         return scan(z, values, self.maps, mask, state, **options)[:2]
@@ -113,7 +113,7 @@ class Case(NamedTuple):
         return dense_timed(z, values, steps, self.maps, mask, future=self.future)
 
     def out(self, z, values, steps):
-        """What the formula gives too, without a state."""
+        """Return the outputs that the dense formula gives too, without a state."""
         outputs = self.run(z, values, steps, None)
         return outputs[:1] if self.future else outputs
 

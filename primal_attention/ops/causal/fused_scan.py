@@ -5,8 +5,8 @@ sum over the earlier blocks of the segment. These sums are joined over the segme
 block is computed by itself: its dense kernel matrix, and the sums before it (and behind it, where
 later tokens are read). README.md derives the gradients and counts the traffic.
 
-Of two sides, queries store u and read what the keys have stored, v, and the other way round. Of one
-side, queries read and keys store. A gradient goes the other way: of one side, queries store the
+With two sides, queries store u and read the v that keys have stored, and the other way round. With
+one side, queries read and keys store. A gradient goes the other way: queries then store the
 gradients of what they have read, and keys read them.
 
 Letters: B batch, N tokens, H heads, P features, V values, n tokens of a block.

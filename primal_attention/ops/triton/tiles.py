@@ -32,7 +32,7 @@ def spread_tokens(program, N, H, number, tokens, BLOCK: tl.constexpr):
 def sequence_of(tensor, strides, b, h):
     """Sequence b and head h of a tensor [B, N, H, C]: a pointer to its first token.
 
-    Of a descriptor [B, N, H C], where it is to load instead: itself, the sequence and the column.
+    For a descriptor [B, N, H C] return itself, the sequence and the column: the place to load from.
     """
     if isinstance(tensor, tl.tensor):
         return tensor + b * strides[0] + h * strides[2]

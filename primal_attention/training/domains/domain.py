@@ -58,8 +58,8 @@ class Directions(NamedTuple):
 def with_directions(recipe: Recipe, directions: Directions) -> Recipe:
     """Set the directions of a recipe whose model has Primal layers.
 
-    Of layers with a learned time the number of directions alone: they sample nothing, and no weight
-    of their objective has been chosen yet.
+    Layers with a learned time get the number of directions alone: they sample nothing, and no
+    weight of their objective has been chosen yet.
     """
     mechanism = mechanism_of(recipe.model.name)
     if mechanism == "primal_time":
