@@ -104,6 +104,8 @@ def foreign_imports(source: str, module: str, *, is_package: bool = False) -> li
         known |= {"triton"}
     if module.startswith(f"{PACKAGE}.cli."):  # imported when `primal` runs
         known |= {"typer", "rich"}
+    if module == f"{PACKAGE}.models.hugging_face":  # imported when one of its names is asked for
+        known |= {"transformers"}
     return [
         f"{module} imports {name}"
         for name in imports(tree, module, is_package=is_package)

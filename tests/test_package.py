@@ -73,6 +73,13 @@ PUBLIC = {
         "EncoderBlock",
         "LanguageModel",
         "MODELS",
+        "PrimalFormerConfig",
+        "PrimalFormerForCausalLM",
+        "PrimalFormerForImageClassification",
+        "PrimalFormerForMaskedLM",
+        "PrimalFormerForSequenceClassification",
+        "PrimalFormerForTokenClassification",
+        "PrimalFormerModel",
         "SequenceClassifier",
         "Tower",
         "TwoTowerClassifier",
@@ -133,6 +140,7 @@ import primal_attention
 names = [m.name for m in pkgutil.walk_packages(primal_attention.__path__, "primal_attention.")]
 names = [name for name in names if not name.split(".")[-1].startswith("triton")]  # fused ops
 names = [name for name in names if ".cli." not in name]  # imported when `primal` runs
+names.remove("primal_attention.models.hugging_face")  # imported when one of its names is asked for
 for name in names:
     importlib.import_module(name)
 assert len(names) > 20, names

@@ -5,9 +5,10 @@
     python tests/hosts/transformers_tests.py transformers
 
 runs the common tests of BERT, GPT-2, Llama and ViT from that source tree against the transformers
-that is installed, once with the last layer patched and once with all layers, and prints the tests
-that fail by their cause. It ends with 1 if one fails of which no reason is known. Take the source
-of the version that is installed, or one next to it.
+that is installed, once with the last layer patched and once with all layers, then those of
+PrimalFormer's own classes (``--layers own``), and prints the tests that fail by their cause. It
+ends with 1 if one fails of which no reason is known. Take the source of the version that is
+installed, or one next to it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from reasons import REASONS
 
 HERE = Path(__file__).parent
 MODELS = ("bert", "gpt2", "llama", "vit")
-LAYERS = ("-1", "all")
+LAYERS = ("-1", "all", "own")
 
 
 class Failure(NamedTuple):
@@ -72,7 +73,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("source", type=Path, help="source tree of transformers")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument(
-        "--layers", nargs="+", choices=(*LAYERS, "none"), default=LAYERS, help="which to patch"
+        "--layers",
+        nargs="+",
+        choices=(*LAYERS, "none"),
+        default=LAYERS,
+        help="which to patch; none, or PrimalFormer",
     )
     parser.add_argument("-k", default="", help="tests to run, an expression of pytest")
     return parser.parse_args()
@@ -81,6 +86,8 @@ def _arguments() -> argparse.Namespace:
 def _run(source: Path, models: list[str], layers: str, expression: str, report: Path) -> str:
     """Run the tests in a process of their own; what it printed last."""
     files = [f"tests/models/{model}/test_modeling_{model}.py" for model in models]
+    if layers == "own":
+        files = [str(HERE / "primalformer_common.py")]
     options = ["-p", "patched_models", "--noconftest", "-c", os.devnull, "--rootdir", "."]
     options += ["-p", "no:cacheprovider", "-q", "--tb=line", f"--junitxml={report}"]
     if expression:
@@ -88,7 +95,7 @@ def _run(source: Path, models: list[str], layers: str, expression: str, report: 
     paths = [HERE, HERE.parents[1], source.resolve(), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "PRIMAL_LAYERS": "" if layers == "none" else layers,
+        "PRIMAL_LAYERS": "" if layers in ("none", "own") else layers,
         "HF_HUB_OFFLINE": "1",
     }
     command = [sys.executable, "-m", "pytest", *options, *files]

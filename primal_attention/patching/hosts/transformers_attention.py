@@ -137,7 +137,7 @@ class TransformersAttention(PatchedAttention):
     def _extend(self, inputs: transformers_cache.Inputs, state: Any) -> tuple[Tensor, Any]:
         if not self._decodes():
             raise ValueError(
-                f"{self.record.attention} has no decode state: use_cache=False for generation"
+                f"{self.attention} has no decode state: use_cache=False for generation"
             )
         with rotated(inputs.rotation):
             y, state = self.mechanism.prefill(inputs.x, state, token_mask=inputs.mask)
