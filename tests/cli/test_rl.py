@@ -1,8 +1,9 @@
-"""`primal` on offline reinforcement learning: data made, trained on, rolled out, in a table."""
+"""`primal` on offline reinforcement learning: trained, rolled out, in a table."""
 
 import importlib.util
 from pathlib import Path
 
+from primal_attention.tasks.offline_rl import RL
 from primal_attention.training.results import add_rows, read_rows
 from primal_attention.training.rollouts import MORE
 
@@ -14,19 +15,13 @@ SETTINGS = [*SMALL, "eval_every=3", "attention.num_directions=3"]
 TASK = "rl/hopper-medium"
 
 
-def agents(folder):
-    """The policies of the tests of the tasks."""
+def made(tmp_path):
+    """The trajectories of the tests of the tasks, as a set."""
     path = Path(__file__).parents[1] / "tasks" / "toy_rl.py"
     spec = importlib.util.spec_from_file_location("toy_rl", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.write_agents(folder)
-
-
-def make(tmp_path):
-    policies = agents(tmp_path / "agents")
-    options = ["--agents", policies, "--transitions", 200, "--seed", 3]
-    return primal("data", "rl", "hopper-medium", *options)
+    RL.write(tmp_path / "data" / "rl" / "hopper-medium.npz", module.trajectories())
 
 
 def train(*arguments):
@@ -34,11 +29,8 @@ def train(*arguments):
     return primal("train", TASK, *options, *sets(*SETTINGS), *arguments)
 
 
-def test_from_policies_to_a_table(tmp_path):
-    made = make(tmp_path)
-    assert made.exit_code == 0, made.output
-    assert "D4RL-like/hopper-medium" in told(made)
-    assert "mean score" in told(made)
+def test_from_trajectories_to_a_table(tmp_path):
+    made(tmp_path)
     places = dict(
         line.split(maxsplit=1) for line in primal("data").stdout.splitlines() if "rl/" in line
     )
@@ -77,17 +69,9 @@ def test_from_policies_to_a_table(tmp_path):
 
 
 def test_mistakes_are_named_and_leave_nothing(tmp_path):
-    folder = agents(tmp_path / "agents")
-    assert "sets of rl, not of 'uea'" in told(primal("data", "uea", "--agents", folder))
-    wrong = primal("data", "rl", "hopper", "--agents", folder)
-    assert wrong.exit_code == 2
-    assert "did you mean one of hopper-medium" in told(wrong)
-    missing = primal("data", "rl", "hopper-medium-expert", "--agents", folder)
-    assert missing.exit_code == 2
-    assert "Hopper-trpo.npz" in told(missing)
     no_data = train()
     assert no_data.exit_code == 2
-    assert "primal data rl hopper-medium --agents" in told(no_data)
+    assert "make_sets.py" in told(no_data)
     nothing = primal("rollout", tmp_path / "none")
     assert nothing.exit_code == 2
     assert "no checkpoint" in told(nothing)

@@ -40,7 +40,7 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 from tasks.lra import toy_files  # noqa: E402
 from tasks.toy_pictures import write_pictures  # noqa: E402
-from tasks.toy_rl import HOPPER, trajectories, write_agents  # noqa: E402
+from tasks.toy_rl import trajectories  # noqa: E402
 from tasks.toy_series import make_series  # noqa: E402
 from tasks.toy_text import write_text  # noqa: E402
 
@@ -59,9 +59,6 @@ from primal_attention.tasks.lra.chunks import made_in_chunks  # noqa: E402
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder  # noqa: E402
 from primal_attention.tasks.lra.texts import read_retrieval_imdb  # noqa: E402
 from primal_attention.tasks.offline_rl import RL  # noqa: E402
-from primal_attention.tasks.offline_rl.environments import make_environment  # noqa: E402
-from primal_attention.tasks.offline_rl.hdf5_files import write_minari  # noqa: E402
-from primal_attention.tasks.offline_rl.making import Agent  # noqa: E402
 from primal_attention.tasks.series import LabelledSeries  # noqa: E402
 from primal_attention.tasks.uea import UEA  # noqa: E402
 from primal_attention.training import Recipe  # noqa: E402
@@ -303,13 +300,6 @@ READERS: dict[str, Reader] = {
     ),
     "trajectories, D4RL": Reader(_d4rl, _read_rl),
     "trajectories, compressed": Reader(lambda folder: _d4rl(folder, compressed=True), _read_rl),
-    "trajectories, Minari": Reader(
-        lambda folder: write_minari(
-            folder, "hopper-medium", trajectories(), make_environment(HOPPER)
-        ),
-        _read_rl,
-    ),
-    "policies": Reader(write_agents, lambda folder: Agent(folder / "Hopper-sac.npz", HOPPER)),
 }
 
 

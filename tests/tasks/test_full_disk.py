@@ -9,11 +9,9 @@ import pytest
 
 from primal_attention.tasks import prepare_images, prepare_language, prepare_lra, prepare_uea
 from primal_attention.tasks.offline_rl import RL
-from primal_attention.tasks.offline_rl.environments import make_environment
-from primal_attention.tasks.offline_rl.hdf5_files import write_minari
 
 from .toy_pictures import write_pictures
-from .toy_rl import HOPPER, trajectories
+from .toy_rl import trajectories
 from .toy_text import write_text
 
 
@@ -62,13 +60,7 @@ def policies(source, out):
     RL.write(out / "hopper-medium.npz", trajectories())
 
 
-def minari(source, out):
-    simulator = make_environment(HOPPER)
-    yield
-    write_minari(out, "hopper-medium", trajectories(), simulator)
-
-
-KINDS = [files_of_series, pictures, text, generated, policies, minari]
+KINDS = [files_of_series, pictures, text, generated, policies]
 
 
 def files_in(folder):

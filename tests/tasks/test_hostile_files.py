@@ -1,6 +1,5 @@
 """Files of data that were made to do harm: refused with their names, before they take anything."""
 
-import json
 import struct
 import zlib
 
@@ -15,13 +14,11 @@ from primal_attention.tasks.images import find_images
 from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
 from primal_attention.tasks.offline_rl import load_rl
-from primal_attention.tasks.offline_rl.environments import make_environment
-from primal_attention.tasks.offline_rl.hdf5_files import write_minari
 from primal_attention.tasks.series import LabelledSeries
 from primal_attention.tasks.uea import UEA
 
 from .toy_pictures import write_pictures
-from .toy_rl import HOPPER, trajectories
+from .toy_rl import trajectories
 from .toy_series import make_series
 
 RL = "hopper-medium"
@@ -99,7 +96,7 @@ def nothing(file, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (endless, "unpack to more than 256 MiB"),
+        (endless, "unpacks to more than 256 MiB"),
         (one_chunk, "has chunks of"),
         (soft_link, "is a link"),
         (external_link, "is a link"),
@@ -116,34 +113,6 @@ def test_hostile_arrays_of_hdf5_are_refused(tmp_path, change, message):
     path = tmp_path / f"{RL}.hdf5"
     write_d4rl(path, observations=change)
     with pytest.raises(ValueError, match=rf"^{path} is not a whole hdf5 file .*{message}.*anew$"):
-        load_rl(RL, tmp_path)
-
-
-def test_the_description_of_a_minari_set_builds_nothing(tmp_path):
-    """It may name any function as its environment, which Minari would call."""
-    folder = write_minari(tmp_path, RL, trajectories(), make_environment(HOPPER))
-    about = folder / "data" / "metadata.json"
-    facts = json.loads(about.read_text())
-    del facts["observation_space"], facts["action_space"]
-    called = {"name": str(tmp_path / "called"), "exist_ok": True}
-    spec = {
-        "id": "Any-v0",
-        "entry_point": "os:makedirs",
-        "kwargs": called,
-        "vector_entry_point": None,
-    }
-    facts["env_spec"] = json.dumps({**json.loads(facts["env_spec"]), **spec})
-    about.write_text(json.dumps(facts))
-    assert len(load_rl(RL, tmp_path)) == len(trajectories())
-    assert not (tmp_path / "called").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"description": 1}'])
-def test_a_damaged_description_is_named(tmp_path, content):
-    folder = write_minari(tmp_path, RL, trajectories(), make_environment(HOPPER))
-    about = folder / "data" / "metadata.json"
-    about.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"^{about} is not the description .*anew$"):
         load_rl(RL, tmp_path)
 
 

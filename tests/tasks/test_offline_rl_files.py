@@ -5,18 +5,9 @@ import numpy as np
 import pytest
 
 from primal_attention.tasks.offline_rl import RL, find_rl, load_rl, prepare_rl
-from primal_attention.tasks.offline_rl.environments import (
-    ENVIRONMENTS,
-    environment_of,
-    make_environment,
-)
-from primal_attention.tasks.offline_rl.hdf5_files import (
-    minari_folder,
-    read_minari,
-    write_minari,
-)
+from primal_attention.tasks.offline_rl.environments import environment_of
 
-from .toy_rl import HOPPER, LENGTHS, trajectories
+from .toy_rl import trajectories
 
 NAME = "hopper-medium"
 
@@ -69,28 +60,6 @@ def test_a_prepared_file_takes_the_place_of_others(tmp_path):
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
 
 
-def test_minari_there_and_back(tmp_path):
-    found = trajectories()
-    simulator = make_environment(HOPPER)
-    path = write_minari(tmp_path, NAME, found, simulator)
-    assert path == minari_folder(tmp_path, NAME) == find_rl(NAME, tmp_path)
-    read = load_rl(NAME, tmp_path)
-    same(read, found, tolerance=1e-6)
-    np.testing.assert_array_equal(read.final_states, found.final_states)
-    assert read.facts == found.facts
-    write_minari(tmp_path, NAME, trajectories(seed=1), simulator)  # replaces the first
-    assert not np.array_equal(load_rl(NAME, tmp_path).states, read.states)
-
-
-def test_minari_itself_reads_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    import minari
-
-    write_minari(tmp_path, NAME, trajectories(), make_environment(HOPPER))
-    dataset = minari.load_dataset("D4RL-like/hopper/medium-v0")
-    assert (dataset.total_episodes, dataset.total_steps) == (len(LENGTHS), LENGTHS.sum())
-
-
 def poisoned(name, episode, step):
     found = trajectories()
     getattr(found, name)[found.starts[episode] + step] = np.nan
@@ -100,10 +69,10 @@ def poisoned(name, episode, step):
 @pytest.mark.parametrize("name", ["states", "actions", "rewards"])
 def test_what_is_not_finite_is_named(tmp_path, name):
     path = write_d4rl(tmp_path / f"{NAME}.hdf5", d4rl_arrays(poisoned(name, 2, 13)))
-    with pytest.raises(ValueError, match=f"{path}: {name} of episode 2, step 13"):
+    with pytest.raises(ValueError, match=f"{path} .*{name} of episode 2, step 13"):
         load_rl(NAME, tmp_path)
     RL.write(tmp_path / f"{NAME}.npz", poisoned(name, 4, 10))
-    with pytest.raises(ValueError, match=rf"npz: {name} of episode 4, step 10"):
+    with pytest.raises(ValueError, match=rf"npz .*{name} of episode 4, step 10"):
         load_rl(NAME, tmp_path)
 
 
@@ -111,16 +80,7 @@ def test_what_is_not_finite_is_named(tmp_path, name):
 def test_wrong_dims_are_refused(tmp_path, name):
     arrays = d4rl_arrays(trajectories())
     path = write_d4rl(tmp_path / f"{NAME}.hdf5", arrays | {name: arrays[name][:, :-1]})
-    with pytest.raises(ValueError, match=f"{path}: .* of episode 0 .* Hopper"):
-        load_rl(NAME, tmp_path)
-
-
-def test_wrong_dims_of_minari_are_refused(tmp_path):
-    walker = ENVIRONMENTS["walker2d"]
-    write_minari(tmp_path, NAME, trajectories(environment=walker), make_environment(walker))
-    with pytest.raises(
-        ValueError, match=r"medium-v0.*observations of episode 0 must be \[steps, 11"
-    ):
+    with pytest.raises(ValueError, match=f"{path} .* of episode 0 .* Hopper"):
         load_rl(NAME, tmp_path)
 
 
@@ -128,28 +88,19 @@ def test_missing_flags_are_refused(tmp_path):
     path = tmp_path / f"{NAME}.hdf5"
     arrays = d4rl_arrays(trajectories())
     write_d4rl(path, {name: each for name, each in arrays.items() if name != "timeouts"})
-    with pytest.raises(ValueError, match=f"{path} .*it has no 'timeouts': .* episode 0"):
+    with pytest.raises(ValueError, match=f"{path} .*it has no 'timeouts'"):
         load_rl(NAME, tmp_path)
     write_d4rl(
         path,
         arrays | {"terminals": arrays["terminals"] & False, "timeouts": False * arrays["timeouts"]},
     )
-    with pytest.raises(ValueError, match=f"{path}: episode 0 has no flag"):
+    with pytest.raises(ValueError, match=f"{path} .*episode 0 has no flag"):
         load_rl(NAME, tmp_path)
     write_d4rl(path, d4rl_arrays(trajectories(), extra=1001))
-    with pytest.raises(ValueError, match=f"{path}: episode 5 has no flag .* 1001 steps"):
+    with pytest.raises(ValueError, match=f"{path} .*episode 5 has no flag .* 1001 steps"):
         load_rl(NAME, tmp_path)
     write_d4rl(path, d4rl_arrays(trajectories(np.array([3, 1001, 4]))))
-    with pytest.raises(ValueError, match=f"{path}: episode 1 has 1001 steps"):
-        load_rl(NAME, tmp_path)
-
-
-def test_an_episode_of_minari_without_an_end_is_refused(tmp_path):
-    path = write_minari(tmp_path, NAME, trajectories(), make_environment(HOPPER))
-    with h5py.File(path / "data" / "main_data.hdf5", "a") as file:
-        for name in ("terminations", "truncations"):
-            file["episode_3"][name][...] = False
-    with pytest.raises(ValueError, match=r"medium-v0.*episode 3 has no flag at its end"):
+    with pytest.raises(ValueError, match=f"{path} .*episode 1 has 1001 steps"):
         load_rl(NAME, tmp_path)
 
 
@@ -162,11 +113,6 @@ def test_files_that_are_cut_off_are_refused(tmp_path):
     cut(path)
     with pytest.raises(ValueError, match=f"{path} is not a whole hdf5 file"):
         load_rl(NAME, tmp_path)
-    path.unlink()
-    folder = write_minari(tmp_path, NAME, trajectories(), make_environment(HOPPER))
-    cut(folder / "data" / "main_data.hdf5")
-    with pytest.raises(ValueError, match=f"{folder}.*main_data.hdf5 is not a whole file of Minari"):
-        read_minari(folder, HOPPER)
     prepared = tmp_path / f"{NAME}.npz"
     RL.write(prepared, trajectories())
     cut(prepared)
@@ -175,7 +121,7 @@ def test_files_that_are_cut_off_are_refused(tmp_path):
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"hopper_medium-v2\.hdf5 or a Minari data set"):
+    with pytest.raises(FileNotFoundError, match=r"hopper_medium-v2\.hdf5 there, or make a set"):
         load_rl(NAME, tmp_path)
     with pytest.raises(ValueError, match="did you mean one of hopper-medium"):
         load_rl("hopper-mediun", tmp_path)

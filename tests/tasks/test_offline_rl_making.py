@@ -1,6 +1,6 @@
-"""Data made with policies, and policies in the environment."""
+"""Data that the reproduction makes with policies, and policies in the environment."""
 
-import json
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -11,91 +11,72 @@ import torch
 
 from primal_attention.tasks.offline_rl import (
     ENVIRONMENTS,
+    RL,
     RL_SETS,
     TrajectoryEncoding,
     Trial,
-    load_rl,
-    make_set,
     roll_out,
 )
-from primal_attention.tasks.offline_rl import making as making_module
 from primal_attention.tasks.offline_rl.environments import make_environment
-from primal_attention.tasks.offline_rl.hdf5_files import minari_folder
-from primal_attention.tasks.offline_rl.making import Agent, chunks_of, mixture_of
 
 from .toy_rl import HOPPER, trajectories, write_agents
 
 NAME = "hopper-medium"
+SCRIPT = "reproduction/primal_attention/table4_d4rl/make_sets.py"
 
 
-def test_a_set_is_made_once_and_the_same_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(making_module, "CHUNK", 60)
+@pytest.fixture(scope="module")
+def making():
+    """The program that makes the sets."""
+    spec = importlib.util.spec_from_file_location("make_sets", Path(__file__).parents[2] / SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_same_command_makes_the_same_set(making, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(making, "CHUNK", 60)
     monkeypatch.chdir(tmp_path)
     agents = write_agents(tmp_path / "agents")
-    path = make_set(NAME, agents, tmp_path / "one", transitions=130, seed=5)
-    found = load_rl(NAME, tmp_path / "one")
+
+    def make(out, seed):
+        options = ["--out", str(out), "--transitions", "130", "--seed", str(seed)]
+        monkeypatch.setattr(sys, "argv", ["", str(agents), NAME, *options])
+        making.main()
+        return out / f"{NAME}.npz"
+
+    path = make(tmp_path / "one", 5)
+    found = RL.read(path)
     assert 130 <= len(found.rewards) < 330
     assert found.terminated.all()  # it falls
     facts = found.facts
     assert facts["name"] == "D4RL-like/hopper-medium"
     assert facts["environment"] == "Hopper-v5"
+    assert f"mean score {facts['mean_score']}" in capsys.readouterr().out
     returns = HOPPER.score(found.returns)
     assert facts["mean_score"] == pytest.approx(returns.mean(), abs=0.01)
     (behaviour,) = facts["behaviours"].items()
     assert behaviour[0] == "Hopper-sac.npz sampled"
     assert behaviour[1]["transitions"] == len(found.rewards)
-    described = json.loads(
-        (minari_folder(tmp_path / "one", NAME) / "data" / "metadata.json").read_text()
-    )
-    assert json.loads(described["description"]) == facts
-    again = make_set(NAME, agents, Path("two"), transitions=130, seed=5)  # relative
-    assert np.array_equal(load_rl(NAME, again.parent).states, found.states)
-    other = make_set(NAME, agents, tmp_path / "three", transitions=130, seed=6)
-    assert not np.array_equal(load_rl(NAME, other.parent).states[:5], found.states[:5])
-    left = {each.name for each in path.parent.iterdir()}
-    assert left == {f"{NAME}.npz", "D4RL-like"}
+    assert make(Path("two"), 5).read_bytes() == path.read_bytes()
+    other = RL.read(make(tmp_path / "three", 6))
+    assert not np.array_equal(other.states[:5], found.states[:5])
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
     assert not list(tmp_path.glob("MUJOCO*"))
 
 
-def test_what_was_interrupted_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(making_module, "CHUNK", 50)
-    agents = write_agents(tmp_path / "agents")
-    whole = make_set(NAME, agents, tmp_path / "whole", transitions=140)
-    told = []
-
-    def stop(done, total):
-        told.append((done, total))
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_set(NAME, agents, tmp_path / "part", transitions=140, told=stop)
-    assert told == [(0, 3), (1, 3), (2, 3)]
-    assert not (tmp_path / "part" / f"{NAME}.npz").exists()
-    made = []
-    monkeypatch.setattr(
-        making_module, "make_episodes", lambda *given: made.append(given) or _roll_out(*given)
-    )
-    path = make_set(NAME, agents, tmp_path / "part", transitions=140)
-    assert len(made) == 1
-    assert np.array_equal(load_rl(NAME, path.parent).states, load_rl(NAME, whole.parent).states)
-
-
-_roll_out = making_module.make_episodes
-
-
-def test_mixtures_have_all_their_shares():
+def test_mixtures_have_all_their_shares(making):
     for name in RL_SETS:
-        mixture = mixture_of(name)
+        mixture = making.mixture_of(name)
         assert sum(mixture.values()) == pytest.approx(1)
-        chunks = chunks_of(name, 30_000, 0)
+        chunks = making.chunks_of(name, 30_000, 0)
         assert sum(each.transitions for each in chunks) == pytest.approx(30_000, abs=5)
         assert len({each.seed for each in chunks}) == len(chunks)
-    assert len(mixture_of("hopper-medium-expert")) == 3
+    assert len(making.mixture_of("hopper-medium-expert")) == 3
 
 
-def test_noise_of_policies(tmp_path):
-    agent = Agent(write_agents(tmp_path) / "Hopper-sac.npz", HOPPER)
+def test_noise_of_policies(making, tmp_path):
+    agent = making.Agent(write_agents(tmp_path) / "Hopper-sac.npz", HOPPER)
     state = np.linspace(-1, 1, 11)
     plain = agent.act(state, 0, np.random.default_rng(0), 0.0)
     assert np.array_equal(plain, agent.act(state, 0, np.random.default_rng(1), 0.0))
@@ -111,33 +92,32 @@ def test_noise_of_policies(tmp_path):
     np.testing.assert_allclose(plain, np.tanh(agent.arrays["w1"] @ hidden), 1e-5)
 
 
-def test_policies_that_do_not_fit_are_refused(tmp_path):
+def test_policies_that_do_not_fit_are_refused(making, tmp_path):
     folder = write_agents(tmp_path / "a", obs_dim=12)
     with pytest.raises(
         ValueError, match=r"sac.npz is not a policy of Hopper \(it has .* \(12, 3\)"
     ):
-        Agent(folder / "Hopper-sac.npz", HOPPER)
+        making.Agent(folder / "Hopper-sac.npz", HOPPER)
     timed = {"time_feature": True, "time_limit": 1000, "w0": np.zeros((5, 12), np.float32)}
     statistics = {"obs_mean": np.zeros(12), "obs_var": np.ones(12)}
     made = write_agents(tmp_path / "b", obs_dim=12, **timed, **statistics)
-    assert Agent(made / "Hopper-sac.npz", HOPPER)
+    assert making.Agent(made / "Hopper-sac.npz", HOPPER)
     cut = write_agents(tmp_path / "e", w1=np.zeros((3, 4), np.float32))
     with pytest.raises(ValueError, match=r"sac.npz is not a policy of Hopper .*mismatch"):
-        Agent(cut / "Hopper-sac.npz", HOPPER)
+        making.Agent(cut / "Hopper-sac.npz", HOPPER)
     endless = write_agents(tmp_path / "f", n_layers=10**9)
     with pytest.raises(ValueError, match=r"sac.npz is not a policy .*KeyError: 'w2'"):
-        Agent(endless / "Hopper-sac.npz", HOPPER)
+        making.Agent(endless / "Hopper-sac.npz", HOPPER)
     with pytest.raises(FileNotFoundError, match="no policy"):
-        make_set("hopper-medium-expert", write_agents(tmp_path / "c"), tmp_path / "out")
-    silent = Agent(write_agents(tmp_path / "d", noise="none") / "Hopper-sac.npz", HOPPER)
+        making.make_set("hopper-medium-expert", write_agents(tmp_path / "c"))
+    silent = making.Agent(write_agents(tmp_path / "d", noise="none") / "Hopper-sac.npz", HOPPER)
     with pytest.raises(ValueError, match="draws no random actions"):
         silent.act(np.zeros(11), 0, np.random.default_rng(0), "sampled")
     (tmp_path / "c" / "Hopper-sac.npz").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"sac.npz is not a policy of Hopper"):
-        make_set(NAME, tmp_path / "c", tmp_path / "out")
+        making.make_set(NAME, tmp_path / "c")
     with pytest.raises(ValueError, match="transitions"):
-        make_set(NAME, tmp_path / "a", tmp_path / "out", transitions=0)
-    assert not (tmp_path / "out").exists()
+        making.make_set(NAME, tmp_path / "a", transitions=0)
 
 
 class Noted:

@@ -17,7 +17,6 @@ def trajectories(lengths=LENGTHS, seed=0, environment=HOPPER):
         rng.normal(1, 1, total),
         lengths,
         np.arange(len(lengths)) % 2 == 0,
-        rng.normal(3, 2, (len(lengths), environment.state_dim)),
         {"name": "toy"},
     )
 

@@ -1,9 +1,8 @@
 """Offline reinforcement learning: trajectories, windows, policies, roll-outs."""
 
 from primal_attention.tasks.offline_rl.environments import ENVIRONMENTS, RL_SETS, environment_of
-from primal_attention.tasks.offline_rl.making import make_set
 from primal_attention.tasks.offline_rl.rollout import MODES, Rollout, Trial, policy_of, roll_out
-from primal_attention.tasks.offline_rl.sets import RL, find_rl, load_rl, prepare_rl, rl_folder
+from primal_attention.tasks.offline_rl.sets import RL, find_rl, load_rl, prepare_rl
 from primal_attention.tasks.offline_rl.trajectories import Trajectories
 from primal_attention.tasks.offline_rl.windows import (
     TOKENS_PER_STEP,
@@ -26,10 +25,8 @@ __all__ = [
     "environment_of",
     "find_rl",
     "load_rl",
-    "make_set",
     "policy_of",
     "prepare_rl",
-    "rl_folder",
     "rl_task",
     "roll_out",
 ]

@@ -97,6 +97,6 @@ RL = Domain(
     recipes={"paper": rl_paper, "clean": rl_clean},
     find=find_rl,
     prepare=prepare_rl,
-    usage="--agents FOLDER rolls out policies, and prepares that",
+    usage="reads a file of D4RL, and prepares it",
     acts=True,
 )

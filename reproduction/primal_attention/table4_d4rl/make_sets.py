@@ -1,15 +1,17 @@
-"""Data sets like D4RL's, made by rolling out trained policies. They are not D4RL.
+"""Make data sets like D4RL's by rolling out trained policies. They are not D4RL.
 
-A set is a mixture of policies with noise, made chunk by chunk: each chunk has random numbers of its
-own and a file of its own, so that what was interrupted goes on where it was, to the same numbers.
+    python reproduction/primal_attention/table4_d4rl/make_sets.py FOLDER_OF_POLICIES --out data/rl
+
+A set is a mixture of policies with noise, made chunk by chunk; each chunk has random numbers of its
+own, so the same command makes the same set.
 
 A policy is a plain network in an `.npz` file: linear layers ``w0``, ``b0``, ``w1``, ... with
 ``activation`` between them, how a random action is drawn (``noise``), how the action is bounded
 (``squash``), and how observations are normalised.
 """
 
-import shutil
-from collections.abc import Callable
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +20,10 @@ from numpy.typing import NDArray
 
 from primal_attention.array_files import open_arrays
 from primal_attention.foreign_files import reading
-from primal_attention.tasks.offline_rl import environments
-from primal_attention.tasks.offline_rl.hdf5_files import LIKE, write_minari
-from primal_attention.tasks.offline_rl.sets import RL
-from primal_attention.tasks.offline_rl.trajectories import Trajectories, joined
+from primal_attention.tasks.offline_rl import RL, RL_SETS, Trajectories, environment_of
+from primal_attention.tasks.offline_rl.environments import Environment, make_environment
 
+LIKE = "D4RL-like"
 CHUNK = 10_000  # transitions, at least
 SAMPLED = "sampled"
 
@@ -35,7 +36,7 @@ class Agent:
         environment: Which it must fit.
     """
 
-    def __init__(self, path: Path, environment: environments.Environment):
+    def __init__(self, path: Path, environment: Environment):
         self.path = path
         if not path.is_file():
             raise FileNotFoundError(f"there is no policy {path}")
@@ -142,7 +143,7 @@ Mixture = dict[Behaviour, float]
 
 def mixture_of(name: str) -> Mixture:
     """Return the behaviours that make a set such as ``hopper-medium-replay``."""
-    environments.environment_of(name)
+    environment_of(name)
     which, _, kind = name.partition("-")
     if kind == "medium-expert":
         return _shares(_MEDIUM[which], 0.5) | _shares(_EXPERT[which], 0.5)
@@ -169,37 +170,54 @@ def chunks_of(name: str, transitions: int, seed: int) -> list[Chunk]:
         left, number = round(transitions * share), 0
         while left > 0:
             size = min(CHUNK, left)
-            found.append(
-                Chunk(behaviour, size, (seed, environments.RL_SETS.index(name), index, number))
-            )
+            found.append(Chunk(behaviour, size, (seed, RL_SETS.index(name), index, number)))
             left, number = left - size, number + 1
     return found
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "agents", type=Path, help="folder of the policies, Hopper-sac.npz and so on"
+    )
+    parser.add_argument("names", nargs="*", default=RL_SETS, help="sets, default: all")
+    parser.add_argument("--out", type=Path, help="folder of the sets, default: as for training")
+    parser.add_argument("--transitions", type=int, default=100_000, help="of each set, at least")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--version", type=int, default=5, help="5 or 4, of the environments")
+    given = parser.parse_args()
+    for name in given.names:
+        found = make_set(
+            name,
+            given.agents,
+            transitions=given.transitions,
+            seed=given.seed,
+            version=given.version,
+        )
+        path = RL.target(name, None, given.out)
+        RL.write(path, found)
+        facts = found.facts
+        print(
+            f"{path}: {facts['name']}, {len(found)} episodes, {len(found.rewards)} transitions, "
+            f"mean score {facts['mean_score']} (best {facts['max_score']})"
+        )
+
+
 def make_set(
-    name: str,
-    agents: Path,
-    folder: Path,
-    *,
-    transitions: int = 100_000,
-    seed: int = 0,
-    version: int = 5,
-    told: Callable[[int, int], None] = lambda done, total: None,
-) -> Path:
-    """Roll out policies into a Minari data set and a prepared file, ``<folder>/<name>.npz``.
+    name: str, agents: Path, *, transitions: int = 100_000, seed: int = 0, version: int = 5
+) -> Trajectories:
+    """Roll out the policies of a set.
 
     Episodes are whole, so there are a few transitions more than asked for.
 
     Args:
         name: One of ``RL_SETS``.
-        agents: Folder of the policies, ``Hopper-sac.npz`` and so on.
-        folder: Where to write.
+        agents: Folder of the policies.
         transitions: How many, at least.
         seed: Of everything random.
         version: 5 or 4, of the environment.
-        told: Is called with the number of chunks that are done, and of all.
     """
-    environment = environments.environment_of(name)
+    environment = environment_of(name)
     if transitions < 1:
         raise ValueError(f"transitions must be positive, got {transitions}")
     chunks = chunks_of(name, transitions, seed)
@@ -207,16 +225,9 @@ def make_set(
         each.behaviour.agent: Agent(agents / _file(environment, each), environment)
         for each in chunks
     }
-    unfinished = folder / f".{name}-{transitions}-{seed}-v{version}.making"
-    parts = []
-    for index, chunk in enumerate(chunks):
-        told(index, len(chunks))
-        path = unfinished / f"{index}.npz"
-        if not path.is_file():
-            made = make_episodes(policies[chunk.behaviour.agent], environment, chunk, version)
-            RL.write(path, made, half=False)
-        parts.append(RL.read(path, name))
-    told(len(chunks), len(chunks))
+    parts = [
+        make_episodes(policies[each.behaviour.agent], environment, each, version) for each in chunks
+    ]
     facts = {
         "name": f"{LIKE}/{name}",
         "origin": LIKE,
@@ -224,30 +235,32 @@ def make_set(
         "seed": seed,
         **_scores(environment, parts, chunks),
     }
-    found = joined(parts, facts)
-    write_minari(folder, name, found, environments.make_environment(environment, version))
-    path = folder / f"{name}.npz"
-    RL.write(path, found)
-    shutil.rmtree(unfinished)
-    return path
+    return joined(parts, facts)
 
 
-def _file(environment: environments.Environment, chunk: Chunk) -> str:
+def joined(parts: Sequence[Trajectories], facts: dict[str, Any]) -> Trajectories:
+    """Join the episodes of several, one after the other."""
+    names = ("states", "actions", "rewards", "lengths", "terminated")
+    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+    return Trajectories(*arrays, facts)
+
+
+def _file(environment: Environment, chunk: Chunk) -> str:
     return f"{environment.gym_name}-{chunk.behaviour.agent}.npz"
 
 
 def make_episodes(
-    agent: Agent, environment: environments.Environment, chunk: Chunk, version: int
+    agent: Agent, environment: Environment, chunk: Chunk, version: int
 ) -> Trajectories:
     """Play whole episodes, until there are as many transitions as the chunk asks for."""
     rng = np.random.default_rng(chunk.seed)
-    simulator = environments.make_environment(environment, version)
+    simulator = make_environment(environment, version)
     episodes, total = list[Trajectories](), 0
     while total < chunk.transitions:
         episodes.append(_episode(agent, simulator, rng, chunk.behaviour.noise))
         total += len(episodes[-1].rewards)
     simulator.close()
-    return joined(episodes)
+    return joined(episodes, {})
 
 
 def _episode(
@@ -261,18 +274,12 @@ def _episode(
         state, reward, terminated, truncated, _ = simulator.step(actions[-1])
         states.append(state)
         rewards.append(float(reward))
-    return Trajectories(
-        np.array(states[:-1]),
-        np.array(actions),
-        np.array(rewards),
-        np.array([len(rewards)]),
-        np.array([bool(terminated)]),
-        np.array(states[-1:]),
-    )
+    steps = (np.array(each, np.float32) for each in (states[:-1], actions, rewards))
+    return Trajectories(*steps, np.array([len(rewards)]), np.array([bool(terminated)]))
 
 
 def _scores(
-    environment: environments.Environment, parts: list[Trajectories], chunks: list[Chunk]
+    environment: Environment, parts: list[Trajectories], chunks: list[Chunk]
 ) -> dict[str, Any]:
     """Summarise the scores of all episodes, and by behaviour."""
     scores: dict[str, list[float]] = {}
@@ -295,3 +302,7 @@ def _scores(
 
 def _mean(values: Any) -> float:
     return round(float(np.mean(values)), 2)
+
+
+if __name__ == "__main__":
+    main()
