@@ -258,12 +258,6 @@ READERS: dict[str, Reader] = {
         ),
         lambda folder: lra_task("image", folder=folder),
     ),
-    "cifar, python": Reader(
-        lambda folder: toy_files.write_cifar_python(
-            folder / "cifar-10-batches-py", toy_files.colours(4)
-        ),
-        lambda folder: lra_task("image", folder=folder),
-    ),
     "cifar, grey": Reader(_cifar_grey, lambda folder: lra_task("image", folder=folder)),
     "pathfinder, images": Reader(
         _pathfinder, lambda folder: read_pathfinder("pathfinder", folder), "*.png"

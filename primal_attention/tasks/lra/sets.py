@@ -26,7 +26,7 @@ from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 from primal_attention.tasks.prepared import PreparedSets, check_sha256
 
 RELEASE = "the archive lra_release.gz of github.com/google-research/long-range-arena"
-CIFAR = "cifar-10-binary.tar.gz or cifar-10-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html"
+CIFAR = "cifar-10-binary.tar.gz from www.cs.toronto.edu/~kriz/cifar.html"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _pathfinder(name: str) -> CaseSource:
     )
 
 
-_PICTURES = (cifar.BINARY, cifar.PYTHON, cifar.GREY, f"cifar10/{cifar.GREY}")
+_PICTURES = (cifar.BINARY, cifar.GREY, f"cifar10/{cifar.GREY}")
 _REVIEWS = (reviews.FOLDER, ".")
 SOURCES: dict[str, CaseSource] = {
     "listops": CaseSource(

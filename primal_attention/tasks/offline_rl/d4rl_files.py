@@ -53,12 +53,9 @@ def _episodes(arrays: dict[str, NDArray[Any]], longest: int) -> Trajectories:
         raise ValueError(
             f"episode {len(ends)} has no flag of an end, terminal or timeout, in {left_out} steps"
         )
-    return Trajectories(
-        *(arrays[name][:total] for name in ("observations", "actions", "rewards")),
-        np.diff(ends, prepend=-1),
-        terminals[ends],
-        {"left_out_transitions": left_out},
-    )
+    states, actions, rewards = (arrays[name][:total] for name in list(_DIMS)[:3])
+    lengths, facts = np.diff(ends, prepend=-1), {"left_out_transitions": left_out}
+    return Trajectories(states, actions, rewards, lengths, terminals[ends], facts)
 
 
 def _array(h5py: Any, file: Any, name: str, most: int) -> NDArray[Any]:

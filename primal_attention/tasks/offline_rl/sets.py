@@ -50,7 +50,7 @@ class TrajectorySets(PreparedSets[Trajectories]):
         facts = json.loads(arrays.text("facts"))
         if not isinstance(facts, dict):
             raise ValueError("its facts are no JSON object")
-        found = Trajectories(*(arrays[key] for key in _ARRAYS), facts)
+        found = Trajectories(**{key: arrays[key] for key in _ARRAYS}, facts=facts)
         check_trajectories(found, environment_of(name))
         return found
 

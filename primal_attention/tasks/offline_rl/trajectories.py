@@ -5,7 +5,7 @@ Letters: T transitions, E episodes, S numbers of a state, A of an action.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,9 @@ class Trajectories:
         """Select episodes, in that order."""
         starts = self.starts
         kept = np.concatenate([np.arange(starts[i], starts[i] + self.lengths[i]) for i in chosen])
-        steps = (each[kept] for each in (self.states, self.actions, self.rewards))
-        return Trajectories(*steps, self.lengths[chosen], self.terminated[chosen], self.facts)
+        steps = {name: getattr(self, name)[kept] for name in ("states", "actions", "rewards")}
+        lengths, terminated = self.lengths[chosen], self.terminated[chosen]
+        return replace(self, **steps, lengths=lengths, terminated=terminated)
 
 
 def check_trajectories(found: Trajectories, environment: Environment) -> None:

@@ -1,6 +1,3 @@
-import os
-import pickle
-
 import numpy as np
 import pytest
 
@@ -11,13 +8,9 @@ from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
 from primal_attention.tasks.lra.texts import byte_tokens, read_retrieval, read_text
 
 from .toy_files import (
-    BATCHES,
     colours,
-    pickled_array,
-    pickled_batch,
     write_aan,
     write_cifar_binary,
-    write_cifar_python,
     write_imdb,
     write_listops,
     write_pathfinder,
@@ -147,7 +140,6 @@ def test_wrong_retrieval_is_named(tmp_path, row):
 def test_image_is_the_same_from_every_distribution(tmp_path):
     batches = colours(4)
     write_cifar_binary(tmp_path / "cifar-10-batches-bin", batches)
-    write_cifar_python(tmp_path / "cifar-10-batches-py", batches)
     pixels = [grey(data).reshape(-1, 32, 32) for data, _ in batches]
     classes = [labels for _, labels in batches]
     np.savez(
@@ -157,10 +149,7 @@ def test_image_is_the_same_from_every_distribution(tmp_path):
         x_test=pixels[-1],
         y_test=classes[-1],
     )
-    found = [
-        read_image(tmp_path / name)
-        for name in ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10_grey.npz")
-    ]
+    found = [read_image(tmp_path / name) for name in ("cifar-10-batches-bin", "cifar10_grey.npz")]
     for each in found:
         assert each.sizes == (18, 2, 4)
         assert each.tokens.tobytes() == found[0].tokens.tobytes()
@@ -185,64 +174,6 @@ def test_a_damaged_binary_batch_is_named(tmp_path, damage):
         path.unlink()
     with pytest.raises((ValueError, FileNotFoundError), match=r"data_batch_3\.bin"):
         read_image(folder)
-
-
-class Bomb:
-    def __reduce__(self):
-        return os.mkdir, ("exploded",)
-
-
-def assert_batch_refused(folder, content, message="data_batch_2 is not a batch of CIFAR-10"):
-    """With the name of the file, and what to get in its place."""
-    write_cifar_python(folder, colours(2))
-    (folder / BATCHES[1]).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{message}.*cifar-10-binary"):
-        read_image(folder)
-
-
-@pytest.mark.parametrize("protocol", range(6))
-def test_a_pickle_calls_nothing(tmp_path, monkeypatch, protocol):
-    monkeypatch.chdir(tmp_path)
-    content = pickle.dumps({"data": Bomb(), "labels": []}, protocol)
-    assert_batch_refused(tmp_path / "cifar-10-batches-py", content)
-    assert not (tmp_path / "exploded").exists()
-
-
-def test_a_type_in_a_pickle_cannot_be_made_one_of_pointers(tmp_path):
-    """`dtype.__setstate__` would take its flags from the file, and bytes of it as addresses."""
-    array = pickled_array(np.full((2, 3072), 65, np.uint8))
-    hostile = array.replace(b"U\x02u1", b"U\x02O8").replace(b"K\x00tb\x89", b"K\x3ftb\x89")
-    for changed in (hostile, array.replace(b"K\x00tb\x89", b"K\x3ftb\x89")):
-        whole = pickled_batch(np.full((2, 3072), 65, np.uint8), [0, 1])
-        folder = tmp_path / str(len(list(tmp_path.iterdir()))) / "cifar-10-batches-py"
-        assert_batch_refused(folder, whole.replace(array, changed))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pickle.dumps([1, 2], 2),
-        pickle.dumps({"data": [1], "labels": [0]}, 2),
-        pickle.dumps({"labels": [0]}, 2),
-        pickle.dumps({("data",): [1]}, 2),
-        pickled_batch(np.zeros((2, 5), np.uint8), [0, 1]),
-        pickled_batch(np.zeros((2, 3072), np.uint8), [0]),
-        pickled_batch(np.zeros((2, 3072), np.uint8), [0, 10]),
-        pickled_batch(np.zeros((2, 3072), np.uint8), [0, 1])[:-5000],
-        pickled_batch(np.zeros((2, 3072), np.uint8), [0, 1]).replace(
-            b"J\x02\0\0\0", b"J\xff\0\0\0"
-        ),
-        b"\x80\x02" + b"]" * 2**21 + b".",
-        b"\x80\x02cut",
-        b"\x80\x02a.",
-        b"\x80\x02(u.",
-        b"\x80\x02",
-        b"",
-    ],
-    ids=range(15),
-)
-def test_a_damaged_python_batch_is_named(tmp_path, content):
-    assert_batch_refused(tmp_path / "cifar-10-batches-py", content)
 
 
 def test_a_damaged_grey_array_is_named(tmp_path):

@@ -1,7 +1,6 @@
 """Tiny files in the layouts that the data sets of the arena are handed out in."""
 
 import io
-import struct
 
 import numpy as np
 from PIL import Image
@@ -58,51 +57,6 @@ def write_cifar_binary(folder, batches):
     for name, (data, labels) in zip(BATCHES, batches, strict=True):
         rows = np.concatenate([labels[:, None].astype(np.uint8), data], axis=1)
         (folder / f"{name}.bin").write_bytes(rows.tobytes())
-
-
-def short(text):
-    return b"U" + bytes([len(text)]) + text.encode()
-
-
-def number(value):
-    return b"J" + struct.pack("<i", value)
-
-
-def pickled_array(data):
-    """As Python 2 wrote an array of uint8."""
-    values = data.tobytes()
-    kind = b"cnumpy\ndtype\nq\x08" + short("u1") + b"K\x00K\x01\x87Rq\x09"
-    kind += b"(K\x03" + short("|") + b"NNN" + number(-1) + number(-1) + b"K\x00tb"
-    return b"".join(
-        [
-            b"cnumpy.core.multiarray\n_reconstruct\nq\x06cnumpy\nndarray\nq\x07",
-            b"K\x00\x85" + short("b") + b"\x87Rq\x0a(K\x01",
-            b"".join(map(number, data.shape)) + {1: b"\x85", 2: b"\x86"}[data.ndim],
-            kind + b"\x89T" + struct.pack("<i", len(values)) + values + b"tb",
-        ]
-    )
-
-
-def pickled_batch(data, labels, name="training batch 1 of 5"):
-    """As the distribution has it: protocol 2, keys and contents as strings of bytes."""
-    return b"".join(
-        [
-            b"\x80\x02}q\x01(" + short("batch_label") + b"q\x02" + short(name) + b"q\x03",
-            short("labels") + b"q\x04]q\x05(" + b"".join(b"K" + bytes([n]) for n in labels) + b"e",
-            short("data") + pickled_array(data),
-            short("filenames")
-            + b"]q\x0b("
-            + b"".join(short(f"{n}_s_1.png") for n in labels)
-            + b"e",
-            b"u.",
-        ]
-    )
-
-
-def write_cifar_python(folder, batches):
-    folder.mkdir(parents=True)
-    for name, (data, labels) in zip(BATCHES, batches, strict=True):
-        (folder / name).write_bytes(pickled_batch(data, labels.tolist(), name))
 
 
 def png(pixels):
