@@ -155,6 +155,27 @@ KERNELS: dict[str, type[Kernel]] = {
 }
 
 
+def scale_of(rule: str, X: Tensor, Z: Tensor, most: int = 1000) -> float:
+    """Choose a gamma from the points: "median", or "scale" as support vector machines have it.
+
+    Args:
+        rule: "median" is one over the median squared distance, "scale" one over D times the
+            variance of all coordinates.
+        X: Points [N, D].
+        Z: Points [T, D].
+        most: Distances are taken between so many evenly spaced points of each set.
+    """
+    if rule == "scale":
+        size = X.shape[1] * torch.cat([X, Z]).var(correction=0)
+    elif rule == "median":
+        x_some, z_some = (points[:: -(-len(points) // most)] for points in (X, Z))
+        distances = torch.cdist(x_some, z_some).square().flatten()
+        size = distances[distances > 0].median() if bool(distances.any()) else distances.sum()
+    else:
+        raise ValueError(f"gamma must be a number, 'median' or 'scale', got {rule!r}")
+    return 1 / float(size) if size > 0 else 1.0
+
+
 def _multinomial(monomial: tuple[int, ...]) -> int:
     """Count the orders of the factors of a monomial: degree! / (a_1! a_2! ...)."""
     repeats = math.prod(math.factorial(count) for count in Counter(monomial).values())
