@@ -28,7 +28,6 @@ PUBLIC = {
         "unpatch",
     ],
     "primal_attention.analysis": [
-        "Alignment",
         "Duality",
         "Spectrum",
         "Suggestion",
@@ -38,7 +37,6 @@ PUBLIC = {
         "plot_spectra",
         "spectrum",
         "suggest_directions",
-        "value_alignment",
     ],
     "primal_attention.patching": [
         "Affine",

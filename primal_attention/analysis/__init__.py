@@ -1,6 +1,5 @@
 """Analyse attention: spectra, distance from the KSVD, how many directions a layer needs."""
 
-from primal_attention.analysis.alignment import Alignment, value_alignment
 from primal_attention.analysis.capture import attention_matrices
 from primal_attention.analysis.duality import Duality, duality
 from primal_attention.analysis.figures import figure1, plot_spectra
@@ -8,7 +7,6 @@ from primal_attention.analysis.spectrum import Spectrum, spectrum
 from primal_attention.analysis.suggestion import Suggestion, suggest_directions
 
 __all__ = [
-    "Alignment",
     "Duality",
     "Spectrum",
     "Suggestion",
@@ -18,5 +16,4 @@ __all__ = [
     "plot_spectra",
     "spectrum",
     "suggest_directions",
-    "value_alignment",
 ]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from primal_attention import patch
-from primal_attention.analysis import attention_matrices, spectrum, value_alignment
+from primal_attention.analysis import attention_matrices, spectrum
 
 from ..patching.families import FAMILIES, B, real_tokens
 
@@ -88,13 +88,6 @@ def test_the_fast_path_of_torch_is_not_taken_while_listening():
     found = spectrum(encoder, {"src": x, "src_key_padding_mask": ~mask})
     assert [one.num_tokens.mean for one in found.layers] == [5.5, 5.5]
     assert encoder.use_nested_tensor, "as it was"
-
-
-def test_values_of_a_host_are_compared_with_both_theories():
-    padded = Padded(FAMILIES["bert"])
-    found = value_alignment(padded, (FAMILIES["bert"].tokens(), real_tokens()))
-    assert [layer.theory for layer in found.layers] == ["ksvd", "kernel_pca"] * 2
-    assert all(0 < layer.share.mean <= 1 for layer in found.layers)
 
 
 def test_timm():

@@ -5,7 +5,7 @@
 Of all-MiniLM-L6-v2 on texts cut to 128 tokens, and of the softmax classifier of Table 1 on the test
 cases of JapaneseVowels, trained here with three seeds; beside each the same network with the
 weights that it would start from. alignment.csv has one row a model, layer, theory and number of
-theoretical vectors. The columns are those of docs/analysis.md.
+theoretical vectors; agreement.py says what is compared.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from agreement import Agreement, value_alignment
 from torch import nn
 
-from primal_attention.analysis import value_alignment
 from primal_attention.atomic_files import write_rows
 from primal_attention.training import build_model, find_recipe, launch, task_of, train_in
 from primal_attention.training.devices import device_name
@@ -29,7 +29,6 @@ ROOT = HERE.parents[2]
 SEEDS, DIRECTIONS = 3, (4, None)  # None: the head dimension, at most half the keys
 TEXTS, MAX_TOKENS, BATCH = 128, 128, 16
 KEY = ("dataset", "model", "weights", "seed", "settings")
-COLUMNS = ("share", "share_by_chance", "constant", "cosine", "cosine_by_chance")
 Row = dict[str, object]
 
 
@@ -111,15 +110,15 @@ def measured(subject: Subject) -> Iterator[Row]:
     """One row a number of vectors, layer and theory."""
     key = {name: getattr(subject, name) for name in KEY}
     for directions in DIRECTIONS:
-        found = value_alignment(subject.network, subject.batches, num_directions=directions)
-        names = list(dict.fromkeys(layer.name for layer in found.layers))
-        for layer in found.layers:
+        found = value_alignment(subject.network, subject.batches, directions)
+        names = list(dict.fromkeys(name for name, _ in found))
+        for (name, theory), numbers in found.items():
             yield {
                 **key,
-                "layer": names.index(layer.name),
-                "theory": layer.theory,
+                "layer": names.index(name),
+                "theory": theory,
                 "directions": "head" if directions is None else directions,
-                **{column: f"{getattr(layer, column).mean:.4f}" for column in COLUMNS},
+                **{column: f"{numbers[column]:.4f}" for column in Agreement._fields},
                 "device": device_name(torch.device("cpu")),
                 "torch": torch.__version__,
                 "commit": current_commit(),

@@ -1,16 +1,22 @@
 """Values against the vectors of the two theories."""
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from primal_attention import build_attention
-from primal_attention.analysis import value_alignment
-from primal_attention.analysis.alignment import (
-    agreement,
-    kernel_pca_values,
-    right_singular_vectors,
-)
+
+from .patching.families import FAMILIES, real_tokens
+
+STUDY = Path(__file__).parents[1] / "reproduction/primal_attention/value_alignment/agreement.py"
+spec = importlib.util.spec_from_file_location("agreement", STUDY)
+study = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(study)
+agreement, kernel_pca_values = study.agreement, study.kernel_pca_values
+right_singular_vectors, value_alignment = study.right_singular_vectors, study.value_alignment
 
 D, H, N = 15, 3, 31
 
@@ -63,15 +69,15 @@ def test_a_layer_whose_values_are_singular_vectors_is_found_out():
     """One head, and values that do not depend on the attention matrix that they are made from."""
     layer = build_attention("softmax", N, 1).double().eval()
     x = torch.eye(N, dtype=torch.float64)[None]  # so that values are any matrix [N, N]
-    (random,) = (one for one in value_alignment(layer, x).layers if one.theory == "ksvd")
+    random = value_alignment(layer, x)["SoftmaxAttention", "ksvd"]
     q, k = layer.q_proj(x), layer.k_proj(x)
     matrix = (q @ k.mT / N**0.5).softmax(-1)
     vectors = right_singular_vectors(matrix)[0, :, :3]
     layer.v_proj.weight.copy_((vectors @ torch.randn(3, N, dtype=torch.float64)).T)
     layer.v_proj.bias.zero_()
-    found = value_alignment(layer, x, num_directions=3).layers[0]
-    assert found.share.mean == pytest.approx(1)
-    assert random.share.mean < 0.9
+    found = value_alignment(layer, x, num_directions=3)["SoftmaxAttention", "ksvd"]
+    assert found["share"] == pytest.approx(1)
+    assert random["share"] < 0.9
 
 
 def test_padding_counts_for_nothing_and_causal_layers_have_one_theory():
@@ -81,16 +87,26 @@ def test_padding_counts_for_nothing_and_causal_layers_have_one_theory():
     masked = {"x": torch.where(mask[..., None], x, torch.nan), "token_mask": mask}
     layer = build_attention("softmax", D, H)
     one, other = value_alignment(layer, masked), value_alignment(layer, [x[:1], x[1:, mask[1]]])
-    for mine, its in zip(one.layers, other.layers, strict=True):
-        assert mine.share.mean == pytest.approx(its.share.mean, abs=1e-4)
-    assert [each.theory for each in one.layers] == ["ksvd", "kernel_pca"]
-    assert "by chance" in str(one)
+    assert [theory for _, theory in one] == [theory for _, theory in other]
+    for key, numbers in one.items():
+        assert numbers["share"] == pytest.approx(other[key]["share"], abs=1e-4)
+    assert [theory for _, theory in one] == ["ksvd", "kernel_pca"]
     causal = value_alignment(build_attention("softmax", D, H, causal=True), x)
-    assert [each.theory for each in causal.layers] == ["ksvd"]
+    assert [theory for _, theory in causal] == ["ksvd"]
 
 
-def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match=r"num_directions must be .*, got 0"):
-        value_alignment(build_attention("softmax", D, H), torch.randn(1, N, D), num_directions=0)
-    with pytest.raises(ValueError, match="model: LinearAttention has no softmax attention"):
-        value_alignment(build_attention("linear", D, H), torch.randn(1, N, D))
+class Padded(nn.Module):
+    """A model called with tokens and the mask of the real ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = FAMILIES["bert"].model()
+
+    def forward(self, tokens, mask):
+        return FAMILIES["bert"].run(self.model, tokens, mask)
+
+
+def test_values_of_a_host_are_compared_with_both_theories():
+    found = value_alignment(Padded(), (FAMILIES["bert"].tokens(), real_tokens()))
+    assert [theory for _, theory in found] == ["ksvd", "kernel_pca"] * 2
+    assert all(0 < numbers["share"] <= 1 for numbers in found.values())

@@ -23,17 +23,17 @@ hardly differ from token to token agree with it for that reason alone.
 Letters: H heads, T keys, C head dim, S vectors.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.analysis.capture import Data, capture, find_layers
-from primal_attention.analysis.captured import AttendedSequence, CapturedAttention
-from primal_attention.analysis.running_stats import MeanDeviation, RunningStats
-from primal_attention.analysis.text_table import text_table
+from primal_attention.analysis.capture import capture, find_layers
+from primal_attention.analysis.running_stats import RunningStats
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
+
+LayerTheory = tuple[str, str]
+"""The name of a layer, and ksvd or kernel_pca."""
 
 
 class Agreement(NamedTuple):
@@ -46,58 +46,23 @@ class Agreement(NamedTuple):
     cosine_by_chance: Tensor
 
 
-@dataclass(frozen=True)
-class LayerAlignment:
-    """One layer and one theory; means and deviations over heads and sequences."""
-
-    name: str
-    theory: str  # ksvd or kernel_pca
-    share: MeanDeviation
-    share_by_chance: MeanDeviation
-    constant: MeanDeviation
-    cosine: MeanDeviation
-    cosine_by_chance: MeanDeviation
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the row of a printed table."""
-        return self.name, self.theory, *(str(getattr(self, name)) for name in Agreement._fields)
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """The softmax layers of a model; print it."""
-
-    model: str
-    layers: tuple[LayerAlignment, ...]
-
-    def __str__(self) -> str:
-        head = ("layer", "theory", "in span", "by chance", "constant", "cosine", "by chance")
-        title = f"{self.model}: values against the vectors that kernel theory puts in their place"
-        return text_table(title, [head, *(layer.cells() for layer in self.layers)])
-
-
 def value_alignment(
-    model: nn.Module, data: Data, *, num_directions: int | None = None
-) -> Alignment:
-    """Compare the values of softmax heads with both theories on the data.
+    model: nn.Module, data: Any, num_directions: int | None = None
+) -> dict[LayerTheory, dict[str, float]]:
+    """Compare the values of softmax heads with both theories: means over heads and sequences.
 
     Kernel PCA needs all queries to see all keys: causal layers and cross-attention have the first
     theory alone.
 
     Args:
-        model: A model with softmax attention, of this library or a known host.
-        data: As for :func:`~primal_attention.analysis.spectrum`.
+        model: A model with softmax attention.
+        data: As for :func:`primal_attention.analysis.spectrum`.
         num_directions: The number s of theoretical vectors; if None the head dimension, but at
             most half the keys, so that chance leaves something to see.
     """
-    if num_directions is not None and (not isinstance(num_directions, int) or num_directions < 1):
-        raise ValueError(f"num_directions must be an integer, at least 1, got {num_directions!r}")
     layers = [one for one in find_layers(model).found if type(one.mechanism) is SoftmaxAttention]
-    if not layers:
-        raise ValueError(f"model: {type(model).__name__} has no softmax attention")
-    stats: dict[tuple[str, str], RunningStats] = {}
+    stats: dict[LayerTheory, RunningStats] = {}
     for layer, captured in capture(model, data, layers):
-        assert isinstance(captured, CapturedAttention)
         for sequence in captured.sequences():
             T, _, C = sequence.v.shape
             wanted = min(C, max(T // 2, 1)) if num_directions is None else num_directions
@@ -105,10 +70,10 @@ def value_alignment(
                 found = agreement(vectors[..., :wanted], sequence.v.transpose(0, 1))
                 kept = stats.setdefault((layer.name, theory), RunningStats())
                 kept.add(torch.stack(found, dim=1))
-    if not stats:
-        raise ValueError(f"data: no softmax layer of {type(model).__name__} saw a real token")
-    results = (LayerAlignment(*key, *each.columns()) for key, each in stats.items())
-    return Alignment(type(model).__name__, tuple(results))
+    return {
+        key: dict(zip(Agreement._fields, each.mean.tolist(), strict=True))
+        for key, each in stats.items()
+    }
 
 
 def right_singular_vectors(matrix: Tensor) -> Tensor:
@@ -145,7 +110,7 @@ def agreement(vectors: Tensor, values: Tensor) -> Agreement:
     )
 
 
-def _theories(captured: CapturedAttention, sequence: AttendedSequence) -> dict[str, Tensor]:
+def _theories(captured: Any, sequence: Any) -> dict[str, Tensor]:
     found = {"ksvd": right_singular_vectors(captured.matrix(sequence).dense())}
     if not captured.crossing and not captured.layer.causal and len(sequence.k) > 1:
         found["kernel_pca"] = kernel_pca_values(sequence.k.transpose(0, 1))
