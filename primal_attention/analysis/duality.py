@@ -26,6 +26,11 @@ from primal_attention.analysis.text_table import text_table
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.theory import ksvd
 
+DUALITY_COLUMNS = (
+    *("layer", "weights", "directions", "KKT", "J", "relative J"),
+    *("explained", "by subspaces", "best possible"),
+)
+
 
 class HeadDuality(NamedTuple):
     """All heads on one sequence, [H] each."""
@@ -66,10 +71,8 @@ class Duality:
     layers: tuple[LayerDuality, ...]
 
     def __str__(self) -> str:
-        head = ("layer", "weights", "directions", "KKT", "J", "relative J")
-        last = ("explained", "by subspaces", "best possible")
         title = f"{self.model}: {len(self.layers)} Primal layers against the KSVD of their kernels"
-        return text_table(title, [(*head, *last), *(layer.cells() for layer in self.layers)])
+        return text_table(title, [DUALITY_COLUMNS, *(layer.cells() for layer in self.layers)])
 
 
 def duality(model: nn.Module, data: Data) -> Duality:
@@ -79,15 +82,19 @@ def duality(model: nn.Module, data: Data) -> Duality:
         model: A model with Primal layers, or such a layer.
         data: As for :func:`~primal_attention.analysis.spectrum`.
     """
-    found = [one for one in find_layers(model).found if isinstance(one.mechanism, PrimalAttention)]
-    if not found:
+    decays = [each.decay for each in model.modules() if isinstance(each, PrimalAttention)]
+    if not decays:
         raise ValueError(f"model: {type(model).__name__} has no Primal layer")
-    layers = [one for one in found if one.mechanism.decay is None]
-    if not layers:
+    if None not in decays:
         raise ValueError(
             f"model: all Primal layers of {type(model).__name__} have a decay, whose weights are "
             f"another matrix at each token; there is no KKT residual of them"
         )
+    layers = [
+        one
+        for one in find_layers(model).found
+        if isinstance(one.mechanism, PrimalAttention) and one.mechanism.decay is None
+    ]
     stats = {layer.name: RunningStats() for layer in layers}
     for layer, captured in capture(model, data, layers):
         assert isinstance(captured, CapturedPrimal)

@@ -35,15 +35,6 @@ def save_figure(figure: "Figure", path: Path, **options: Any) -> None:
         figure.savefig(written, format=path.suffix[1:] or "png", dpi=160, **options)
 
 
-def colours_by_depth(count: int) -> list[Any]:
-    """Colours that tell a few layers apart, or run from the first of many to the last."""
-    if count <= len(COLOURS):
-        return list(COLOURS[:count])
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](0.1 + 0.8 * index / (count - 1)) for index in range(count)]
-
-
 def plot_shares(axes: Any, mean: Any, deviation: Any = None, **style: Any) -> None:
     """Draw a curve of shares over the numbers from 1 on, with a band of one deviation if given."""
     x = range(1, len(mean) + 1)

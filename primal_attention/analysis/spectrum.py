@@ -24,7 +24,7 @@ from primal_attention.analysis.running_stats import MeanDeviation, RunningStats
 from primal_attention.analysis.text_table import text_table
 
 ENERGY = 0.9
-COLUMNS = (
+SPECTRUM_COLUMNS = (
     "layer",
     "attention",
     "tokens",
@@ -81,7 +81,7 @@ class LayerSpectrum:
         return int(directions_for(self.explained, energy))
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of ``COLUMNS``."""
+        """Return the cells of ``SPECTRUM_COLUMNS``."""
         measures = (str(getattr(self, name)) for name in MEASURES)
         return self.name, self.attention, f"{self.num_tokens.mean:.4g}", *measures
 
@@ -106,7 +106,7 @@ class Spectrum:
 
     def __str__(self) -> str:
         title = f"{self.model}: spectra of {len(self.layers)} attention layers"
-        table = text_table(title, [COLUMNS, *(each.cells() for each in self.layers)])
+        table = text_table(title, [SPECTRUM_COLUMNS, *(each.cells() for each in self.layers)])
         return "\n".join([table, *(f"  {name}: {why}" for name, why in self.skipped.items())])
 
 

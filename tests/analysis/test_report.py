@@ -14,8 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from primal_attention.analysis import duality, spectrum
-from primal_attention.analysis.report import data, html, report_page, write_report
+from primal_attention.analysis.report import data, report_page, write_report
 from primal_attention.analysis.report.data import read_run
+from primal_attention.analysis.report.page import (
+    Chapter,
+    DataTable,
+    Fact,
+    Illustration,
+    Section,
+    render,
+)
 from primal_attention.tasks import CLASSIFICATION, Cases, Sizes, Task
 from primal_attention.training import Recipe, launch, read_outcome, task_of, train_in
 from primal_attention.training.results import add_rows, row_of
@@ -138,19 +146,17 @@ def test_the_headline_has_the_metric_and_the_papers_number(run, page):
 
 def test_every_section_is_there_and_linked(page):
     reader = Reader(page)
-    names = ("curves", "predictions", "spectra", "primal", "parameters", "settings", "environment")
+    names = ("curves", "predictions", "spectra", "primal", "settings", "environment")
     for name in names:
         assert name in reader.values("id")
         assert f"#{name}" in reader.values("href")
 
 
-def test_curves_spectra_energies_and_the_matrix_are_drawn(page):
+def test_curves_spectra_and_the_matrix_are_drawn(page):
     reader = Reader(page)
-    assert len(reader.values("src")) == len(reader.values("srcset")) == 3 + 1 + 2 + 1
-    for light, dark in zip(reader.values("src"), reader.values("srcset"), strict=True):
-        assert light.startswith("data:image/svg+xml;base64,")
-        assert dark.startswith("data:image/svg+xml;base64,")
-        assert light != dark
+    addresses = reader.values("src")
+    assert len(set(addresses)) == len(addresses) == 3 + 1 + 1
+    assert all(each.startswith("data:image/svg+xml;base64,") for each in addresses)
     assert all(reader.values("alt"))
 
 
@@ -185,15 +191,6 @@ def test_settings_that_were_changed_come_first(page):
     assert "precision fp32" in every
 
 
-def test_parameters_add_up(run, page):
-    model = read_run(run).model
-    words = Reader(page).words
-    attention = model.get_submodule("tower.encoder.blocks.1.attention")
-    count = sum(each.numel() for each in attention.parameters())
-    assert f"tower.encoder.blocks.1.attention PrimalAttention {count:,} 0" in words
-    assert f"all SequenceClassifier {sum(p.numel() for p in model.parameters()):,} 0" in words
-
-
 def test_the_environment_is_that_of_the_row_of_the_run(run, others, page):
     words = Reader(page).words
     assert "commit c0ffee123" in words
@@ -206,7 +203,7 @@ def test_nothing_comes_from_outside(page, page_of_three):
         reader = Reader(each)
         assert "script" not in reader.tags
         assert "link" not in reader.tags
-        for place in reader.values("src") + reader.values("srcset") + reader.values("href"):
+        for place in reader.values("src") + reader.values("href"):
             assert re.match("data:|#", place), place
         assert not re.search(r"(src|href|srcset|url\()\W*https?:", each)
         assert "default-src 'none'" in "".join(map(str, reader.values("content")))
@@ -232,7 +229,7 @@ def test_several_runs_are_compared(run, others, page_of_three):
 def test_what_cannot_be_measured_says_why(page_of_three):
     words = Reader(page_of_three).words
     assert "outputs of yoso are unit vectors" in words
-    assert "the model has no Primal layer" in words
+    assert "SequenceClassifier has no Primal layer" in words
 
 
 def test_layers_with_a_decay_have_no_residual(tmp_path, task):
@@ -275,22 +272,22 @@ def test_hostile_names_are_text(tmp_path, monkeypatch):
 
 
 def page_of(text):
-    """A page with the text in every place that a block has."""
-    blocks = [text, html.Cards([(text, text, text)]), html.DataTable([text], [[text]], text)]
-    blocks.append(html.Details(text, [html.Illustration(html.Picture(text, text), text)]))
-    section = html.Section(text, text, [html.Beside(blocks)])
-    return Reader(html.page(text, text, blocks, [html.Chapter(text, text, [section])] * 2))
+    """A page with the text in every place that has one."""
+    tables = [DataTable([text], [[text]], text, folded) for folded in (False, True)]
+    section = Section(text, text, [text], [Illustration(text, text)], tables)
+    chapter = Chapter(text, text, [Fact(text, text, text)], [text], [section] * 2)
+    return [Reader(render(text, text, [chapter] * number)) for number in (1, 2)]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 def test_any_text_comes_out_as_it_went_in(text):
     text = f"x{text}".replace(" ± ", "\u00a0±\u00a0")
-    reader, harmless = page_of(text), page_of("x")
-    assert reader.tags == harmless.tags
-    assert reader.text.count(text) == harmless.text.count("x") > 20
-    for name in ("aria-label", "alt", "src", "srcset", "id"):
-        assert reader.values(name).count(text) == harmless.values(name).count("x") > 1
+    for reader, harmless in zip(page_of(text), page_of("x"), strict=True):
+        assert reader.tags == harmless.tags
+        assert reader.text.count(text) == harmless.text.count("x") > 20
+        for name in ("aria-label", "alt", "src"):
+            assert reader.values(name).count(text) == harmless.values(name).count("x") > 1
 
 
 def cut(path):
@@ -393,7 +390,7 @@ def test_a_browser_draws_every_figure_and_complains_of_nothing(page, page_of_thr
         assert console(seen) == []
         found = dict(re.findall(r'data-(all|seen|wide)="(-?\d+)"', seen.stdout))
         figures = each.count("<figure>")
-        assert figures >= 7
+        assert figures >= 5
         assert found["all"] == found["seen"] == str(figures)
         assert int(found["wide"]) <= 0  # nothing but tables scrolls sideways
 

@@ -6,14 +6,9 @@ from pathlib import Path
 from torch import Tensor
 
 from primal_attention.analysis.report.data import FinishedRun, Track, examine, read_run
-from primal_attention.analysis.report.html import Chapter, page
-from primal_attention.analysis.report.sections import (
-    ReportedRun,
-    comparison,
-    headline,
-    names_of,
-    sections,
-)
+from primal_attention.analysis.report.figures import drawing
+from primal_attention.analysis.report.page import render
+from primal_attention.analysis.report.sections import ReportedRun, chapter_of, comparison, names_of
 from primal_attention.atomic_files import write_text
 from primal_attention.training.tables import printed_in
 
@@ -63,41 +58,26 @@ def report_page(
         raise ValueError(f"cases must not be negative, got {cases}")
     if data is not None and not data.is_dir():
         raise ValueError(f"data must be a folder that exists, got {data}")
-    runs = _read(directories)  # all of them before any work that takes long
-    reported = []
-    for name, run in zip(names_of(runs), runs, strict=True):
-        findings = examine(run, data, cases, _named(track, name))
-        reported.append(ReportedRun(name, run, findings, printed_in(suite, run.recipe)))
-    return _page_of_one(reported[0]) if len(reported) == 1 else _page_of_many(reported)
-
-
-def _read(directories: Sequence[Path]) -> list[FinishedRun]:
     if not directories:
         raise ValueError("directories must name at least one run, got none")
     places = [directory.resolve() for directory in directories]
     for directory, place in zip(directories, places, strict=True):
         if places.count(place) > 1:
             raise ValueError(f"directories must differ, got {directory} twice")
-    return [read_run(directory) for directory in directories]
+    runs = [read_run(directory) for directory in directories]  # before any work that takes long
 
+    def reported(name: str, run: FinishedRun) -> ReportedRun:
+        findings = examine(run, data, cases, lambda some, what: track(some, f"{name}: {what}"))
+        return ReportedRun(name, run, findings, printed_in(suite, run.recipe))
 
-def _named(track: Track, name: str) -> Track:
-    return lambda portions, what: track(portions, f"{name}: {what}")
-
-
-def _page_of_one(reported: ReportedRun) -> str:
-    recipe = reported.run.recipe
-    chapter = Chapter("run", reported.name, list(sections(reported, "")))
-    title = f"{recipe.task}, {recipe.model.name}"
+    with drawing():
+        every = [reported(name, run) for name, run in zip(names_of(runs), runs, strict=True)]
+        chapters = [chapter_of(each, f"run{number}") for number, each in enumerate(every, 1)]
+        if len(every) > 1:
+            chapters.insert(0, comparison(every))
+    tasks = dict.fromkeys(run.recipe.task for run in runs)
+    recipe = runs[0].recipe
     subtitle = f"{recipe.run.protocol} protocol, seed {recipe.run.seed}"
-    return page(title, subtitle, headline(reported), [chapter])
-
-
-def _page_of_many(reported: Sequence[ReportedRun]) -> str:
-    chapters = [Chapter("comparison", "Comparison", list(comparison(reported)))]
-    for number, each in enumerate(reported, 1):
-        anchor = f"run{number}"
-        chapters.append(Chapter(anchor, each.name, list(sections(each, f"{anchor}-"))))
-    tasks = ", ".join(dict.fromkeys(each.run.recipe.task for each in reported))
-    introduction = ["First all runs together, then each by itself."]
-    return page(tasks, f"{len(reported)} runs", introduction, chapters)
+    if len(runs) > 1:
+        return render(", ".join(tasks), f"{len(runs)} runs", chapters)
+    return render(f"{recipe.task}, {recipe.model.name}", subtitle, chapters)

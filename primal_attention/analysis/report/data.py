@@ -5,9 +5,8 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from primal_attention.analysis.duality import Duality, duality
 from primal_attention.analysis.spectrum import Spectrum, spectrum
 from primal_attention.atomic_files import fitting
-from primal_attention.attention.primal import PrimalAttention
 from primal_attention.tasks import CLASSIFICATION, Cases, Sizes, Task
 from primal_attention.training.checkpoint import BEST, read_checkpoint
 from primal_attention.training.domains import find_recipe, task_of
@@ -33,6 +31,7 @@ MOST_PREDICTED = 2000
 _BATCH_SIZE = 8
 _NOT_RECORDED = "not recorded"
 _FOLDERS_ABOVE = 6  # in which the results file of a run is searched
+_Measured = TypeVar("_Measured")
 
 
 @dataclass(frozen=True)
@@ -50,24 +49,9 @@ class FinishedRun:
         return self.outcome.recipe
 
     @property
-    def unit(self) -> str:
-        """The unit of its length."""
-        return self.recipe.optim.unit
-
-    @property
     def chooser(self) -> str:
         """The cases that chose the best round."""
         return "test" if self.recipe.data.valid_fraction is None else "validation"
-
-    @property
-    def best_round(self) -> Mapping[str, float]:
-        """Its epoch, step, losses and metric."""
-        return self.outcome.rounds[self.outcome.best]
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the model, frozen ones included."""
-        return sum(each.numel() for each in self.model.parameters())
 
 
 def read_run(directory: Path) -> FinishedRun:
@@ -90,54 +74,41 @@ def read_run(directory: Path) -> FinishedRun:
 def settings(recipe: Recipe) -> dict[str, str]:
     """Return every setting by name, options of the mechanism under ``attention.``."""
     values = recipe.flat()
-    options = values.pop("attention")
-    values |= {f"attention.{name}": each for name, each in options.items()}
+    values |= {f"attention.{name}": each for name, each in values.pop("attention").items()}
     return {
         name: each if isinstance(each, str) else json.dumps(each) for name, each in values.items()
     }
 
 
-def changes(recipe: Recipe) -> list[tuple[str, str, str]]:
-    """Settings that differ from the named recipe: name, value of the run, value of the recipe."""
+def differences(recipes: Iterable[Recipe]) -> list[tuple[str, ...]]:
+    """List the settings in which recipes differ: the name, then the value of each."""
+    every = [settings(recipe) for recipe in recipes]
+    names = dict.fromkeys(name for each in every for name in each)
+    rows = [(name, *(each.get(name, "default") for each in every)) for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def named_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe without changed settings."""
+    chosen = recipe.task, recipe.model.name, recipe.run.protocol, recipe.run.seed
     try:
-        named = find_recipe(recipe.task, recipe.model.name, recipe.run.protocol, recipe.run.seed)
+        return find_recipe(*chosen)
     except ValueError:  # a task of someone's own
-        named = Recipe(recipe.task, recipe.model.name, recipe.run.protocol, recipe.run.seed)
-    ours, theirs = settings(recipe), settings(named)
-    rows = [
-        (name, ours.get(name, "default"), theirs.get(name, "default")) for name in ours | theirs
-    ]
-    return [row for row in rows if row[1] != row[2]]
+        return Recipe(*chosen)
 
 
-def environment(run: FinishedRun) -> dict[str, str]:
-    """Describe where and with what the run was made, as far as recorded."""
+def environments(run: FinishedRun) -> list[tuple[str, str, str]]:
+    """Describe where and with what the run was made, as far as recorded, and this page is."""
     row = _recorded(run)
     ended = datetime.fromtimestamp((run.directory / RESULT).stat().st_mtime, UTC)
-    return {
-        "device": run.outcome.device,
-        "training time": f"{run.outcome.seconds:.1f} s, {run.outcome.steps} steps",
-        "result written": f"{ended:%Y-%m-%d %H:%M} UTC",
-        "torch": row.get("torch", _NOT_RECORDED),
-        "commit": row.get("commit", _NOT_RECORDED),
-        "directory": str(run.directory),
-    }
-
-
-def environment_of_report() -> dict[str, str]:
-    """Describe where and with what this page is made."""
-    try:
-        installed = version("primal-attention")
-    except PackageNotFoundError:  # run from its source without an installation
-        installed = _NOT_RECORDED
-    return {
-        "page written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "primal-attention": installed,
-        "torch": torch.__version__,
-        "Python": platform.python_version(),
-        "system": platform.platform(),
-        "commit": current_commit(),
-    }
+    written = [f"{time:%Y-%m-%d %H:%M} UTC" for time in (ended, datetime.now(UTC))]
+    return [
+        ("written", written[0], written[1]),
+        ("torch", row.get("torch", _NOT_RECORDED), torch.__version__),
+        ("commit", row.get("commit", _NOT_RECORDED), current_commit()),
+        ("device", run.outcome.device, "cpu"),
+        ("place", str(run.directory), platform.platform()),
+    ]
 
 
 def _recorded(run: FinishedRun) -> Row:
@@ -154,23 +125,16 @@ def _recorded(run: FinishedRun) -> Row:
     return {}
 
 
-@dataclass(frozen=True)
-class Predictions:
+class Predictions(NamedTuple):
     """Predictions of a classifier for test cases."""
 
     confusion: Tensor  # [classes, classes]: cases of a class (rows) by predicted class
     labels: tuple[str, ...]
-    num_cases: int
     of: int  # all test cases
-
-    @property
-    def accuracy(self) -> float:
-        """In per cent."""
-        return 100 * float(self.confusion.diagonal().sum()) / self.num_cases
 
 
 class RunFindings(NamedTuple):
-    """Results on test cases; in place of a part that is missing, the reason."""
+    """Results on test cases; in place of a result that is missing, the reason."""
 
     predictions: Predictions | str
     spectrum: Spectrum | str
@@ -187,54 +151,42 @@ def examine(run: FinishedRun, data: Path | None, cases: int, track: Track) -> Ru
         cases: How many to analyse; predictions take more.
         track: Is given the batches.
     """
-    reason = "no cases were asked for"
     if cases == 0:
-        return RunFindings(reason, reason, reason)
+        return RunFindings(*["no cases were asked for"] * 3)
     try:
         task = task_of(run.recipe, data)
         _check_same_data(run, task)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         if data is not None:
             raise
-        reason = f"the data are not at hand: {error}"
-        return RunFindings(reason, reason, reason)
-    return RunFindings(
-        _predictions(run, task, track),
-        _spectrum(run, task.test, cases, track),
-        _duality(run, task.test, cases, track),
-        min(cases, len(task.test)),
-    )
+        return RunFindings(*[f"the data are not at hand: {error}"] * 3)
+
+    def measured(measure: Callable[[nn.Module, Any], _Measured]) -> _Measured | str:
+        """Measure the attention; the reason where it has nothing of the kind."""
+        try:
+            return measure(run.model, _inputs(task.test, cases, track, measure.__name__))
+        except ValueError as error:
+            return str(error)
+
+    predictions = _predictions(run, task, track)
+    number = min(cases, len(task.test))
+    return RunFindings(predictions, measured(spectrum), measured(duality), number)
 
 
 def _predictions(run: FinishedRun, task: Task, track: Track) -> Predictions | str:
     if task.goal is not CLASSIFICATION:
         return f"{run.recipe.task} is no classification"
-    number, num_classes = min(len(task.test), MOST_PREDICTED), run.facts["sizes"]["num_outputs"]
+    num_classes = run.facts["sizes"]["num_outputs"]
     confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
-    for indices in track(_portions(len(task.test), number), "predictions"):
+    for indices in track(_portions(len(task.test), MOST_PREDICTED), "predictions"):
         batch = task.test[indices]
         with torch.no_grad():
             predicted = run.model(**batch.inputs).argmax(-1)
         ones = torch.ones_like(batch.target)
         confusion.index_put_((batch.target, predicted), ones, accumulate=True)
-    labels = task.labels or tuple(map(str, range(num_classes)))
-    return Predictions(confusion, labels, number, len(task.test))
-
-
-def _spectrum(run: FinishedRun, cases: Cases, number: int, track: Track) -> Spectrum | str:
-    try:
-        return spectrum(run.model, _inputs(cases, number, track, "spectra"))
-    except ValueError as error:
-        return str(error)
-
-
-def _duality(run: FinishedRun, cases: Cases, number: int, track: Track) -> Duality | str:
-    if not any(isinstance(each, PrimalAttention) for each in run.model.modules()):
-        return "the model has no Primal layer"
-    try:
-        return duality(run.model, _inputs(cases, number, track, "duality"))
-    except ValueError as error:  # a decay in all layers
-        return str(error)
+    return Predictions(
+        confusion, task.labels or tuple(map(str, range(num_classes))), len(task.test)
+    )
 
 
 def _inputs(cases: Cases, number: int, track: Track, what: str) -> Iterator[dict[str, Tensor]]:
