@@ -52,7 +52,7 @@ class HostedAttention(NamedTuple):
             with beside_the_host():
                 self.beside(**named)
 
-        stack.callback(self.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        stack.enter_context(self.module.register_forward_pre_hook(hook, with_kwargs=True))
         for owner, attribute, new in self.settings:
             stack.callback(setattr, owner, attribute, getattr(owner, attribute))
             setattr(owner, attribute, new)
@@ -101,18 +101,11 @@ class FoundLayers(NamedTuple):
     skipped: dict[str, str]
 
 
-class LayerMatrices(NamedTuple):
-    """The matrices of one layer for one sequence."""
-
-    layer: str
-    heads: HeadMatrices
-
-
-def attention_matrices(model: nn.Module, data: Data) -> Iterator[LayerMatrices]:
-    """Attention and kernel matrices of every layer and sequence, one after the other."""
+def attention_matrices(model: nn.Module, data: Data) -> Iterator[tuple[str, HeadMatrices]]:
+    """Yield the name of each layer and its attention or kernel matrices, sequence by sequence."""
     for layer, captured in capture(model, data):
         for heads in captured.matrices():
-            yield LayerMatrices(layer.name, heads)
+            yield layer.name, heads
 
 
 def capture(
@@ -145,27 +138,17 @@ def _train(modules: list[nn.Module]) -> None:
 
 def _batches(data: Data) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the arguments of each call of the model."""
-    if isinstance(data, Tensor | Mapping | tuple):
-        data = [data]
-    if isinstance(data, str) or not isinstance(data, Iterable):
-        raise ValueError(
-            "data must be a batch or an iterable of batches (tensors, mappings of arguments, or "
-            f"tuples of them), got {type(data).__name__}"
-        )
-    return map(_arguments, data)
-
-
-def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, tuple | list):
-        return tuple(batch), {}
-    if isinstance(batch, Tensor):
-        return (batch,), {}
-    raise ValueError(
-        "data: a batch must be a tensor, a mapping of arguments or a tuple of them, "
-        f"got {type(batch).__name__}"
-    )
+    one = isinstance(data, Tensor | Mapping | tuple) or not isinstance(data, Iterable)
+    for batch in [data] if one else data:
+        if isinstance(batch, Mapping):
+            yield (), dict(batch)
+        elif isinstance(batch, Tensor | tuple | list):
+            yield (batch,) if isinstance(batch, Tensor) else tuple(batch), {}
+        else:
+            raise ValueError(
+                "data must be a batch or an iterable of batches (tensors, mappings of arguments, "
+                f"or tuples of them), got {type(batch).__name__}"
+            )
 
 
 def find_layers(model: nn.Module) -> FoundLayers:
@@ -218,14 +201,14 @@ def _without_cache(layer: PatchedAttention, stack: ExitStack) -> None:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, {name: each for name, each in kwargs.items() if name != "past_key_values"}
 
-    stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+    stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
 
 
 def _listen_to_primal(layer: PrimalAttention, hear: Hear, stack: ExitStack) -> None:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hear(CapturedPrimal.of(layer, *args, **kwargs))
 
-    stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+    stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
 
 
 def _listen_to_attend(layer: QKVAttention, hear: Hear, stack: ExitStack) -> None:
@@ -243,7 +226,7 @@ def _listen_to_attend(layer: QKVAttention, hear: Hear, stack: ExitStack) -> None
         hear(CapturedAttention(exact, *tensors, crossing))
         return type(layer).attend(layer, q, k, v, mask, source_mask)
 
-    stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+    stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
     layer.attend = attend  # type: ignore[method-assign]
     stack.callback(delattr, layer, "attend")
 

@@ -18,13 +18,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from primal_attention.analysis.matrices import (
-    DenseHeads,
-    HeadMatrices,
-    LowRankHeads,
-    attention_matrix,
-    triangle,
-)
+from primal_attention.analysis.matrices import HeadMatrices, attention_matrix, triangle
 from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.primal import FeaturesAndWeights, PrimalAttention
 
@@ -83,21 +77,19 @@ class PrimalSequence(NamedTuple):
     w_r: Tensor
     h: tuple[Tensor, Tensor] | None  # H_e [H, N, S], H_r [H, T, S] of dual weights
     lambda_diag: Tensor  # [H, S]
-    times: Tensor | None = None  # [H, N], with a decay
+    times: Tensor | None  # [H, N], with a decay
+    crossing: bool
 
-    def kernel(self, *, crossing: bool = False) -> HeadMatrices:
+    def kernel(self) -> HeadMatrices:
         """K as factors, or dense with a decay."""
         if self.times is not None:
             lags = self.times[:, :, None] - self.times[:, None, :]
-            return DenseHeads((-lags.abs()).exp() * (self.phi_q @ self.phi_k.mT), crossing)
-        return self.factors(crossing=crossing)
-
-    def factors(self, *, crossing: bool = False) -> LowRankHeads:
-        """K without a decay."""
+            matrix = (-lags.abs()).exp() * (self.phi_q @ self.phi_k.mT)
+            return HeadMatrices(matrix, crossing=self.crossing)
         if self.f_x is None:
-            return LowRankHeads(self.phi_q, self.phi_k, crossing)
+            return HeadMatrices(self.phi_q, self.phi_k, self.crossing)
         root = triangle(self.f_x).mT  # F_X^T F_X = root root^T
-        return LowRankHeads(self.phi_q @ root, self.phi_k @ root, crossing)
+        return HeadMatrices(self.phi_q @ root, self.phi_k @ root, self.crossing)
 
 
 @dataclass(frozen=True)
@@ -142,12 +134,12 @@ class CapturedPrimal:
             None if given.h is None else (queries(given.h[0]), keys(given.h[1])),
             given.lambda_diag,
             None if given.times is None else queries(given.times),
+            self.crossing,
         )
 
     def matrices(self) -> Iterator[HeadMatrices]:
         """Yield the kernel of each sequence."""
-        for sequence in self.sequences():
-            yield sequence.kernel(crossing=self.crossing)
+        return map(PrimalSequence.kernel, self.sequences())
 
 
 def _real(z: Tensor, mask: Tensor | None, b: int) -> Tensor:

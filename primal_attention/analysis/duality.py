@@ -118,7 +118,7 @@ def duality(model: nn.Module, data: Data) -> Duality:
 @torch.no_grad()
 def heads_of(sequence: PrimalSequence) -> HeadDuality:
     """Measure all heads of a layer on one sequence at once."""
-    explained = explained_energy(sequence.factors().singular_values())  # [H, L]
+    explained = explained_energy(sequence.kernel().singular_values())  # [H, L]
     best = explained[:, min(sequence.w_e.shape[-1], explained.shape[-1]) - 1]
     tensors = (*sequence[:5], *(sequence.h or (None, None)), sequence.lambda_diag)
     in_dims = tuple(None if each is None else 0 for each in tensors)
@@ -159,9 +159,10 @@ def _energies(sequence: PrimalSequence, scores: ksvd.Scores) -> tuple[Tensor, Te
     The second is $|Q_E^\top K Q_R|^2 / |K|^2$ with orthonormal bases of the spans, the most that
     any matrix in the place of Lambda explains. K is never formed.
     """
-    kernel = sequence.factors()
+    kernel = sequence.kernel()
     energy = kernel.norms() ** 2
     missing = kernel.minus(scores.e * sequence.lambda_diag[:, None], scores.r).norms() ** 2
+    assert kernel.right is not None
     core = (_basis(scores.e).mT @ kernel.left) @ (kernel.right.mT @ _basis(scores.r))
     spanned = core.square().sum((-2, -1))
     return (

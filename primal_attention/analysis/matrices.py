@@ -3,7 +3,6 @@ r"""The matrices of all heads of one sequence, dense or as factors, and what is 
 Letters: H heads, N queries, T keys, C head dim, P features, R columns, L = min(N, T) or less.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -20,147 +19,75 @@ Attend = Callable[[Tensor], Tensor]
 """From values [H, T, C] to outputs [H, N, C] of one sequence."""
 
 
-class HeadMatrices(ABC):
-    """An attention or kernel matrix K [N, T] for each of H heads, in float64.
+@dataclass(frozen=True)
+class HeadMatrices:
+    r"""An attention or kernel matrix K [N, T] for each of H heads, in float64.
 
     Attributes:
+        left: K [H, N, T], or the factor L [H, N, P] of $K = L R^\top$.
+        right: R [H, T, P]; None where ``left`` is K. No N x T matrix of factors is allocated.
         crossing: Whether the keys are of another sequence than the queries.
     """
 
-    crossing: bool
+    left: Tensor
+    right: Tensor | None = None
+    crossing: bool = False
 
     @property
-    @abstractmethod
     def shape(self) -> tuple[int, int, int]:
         """H, N and T."""
+        H, N, T = self.left.shape
+        return H, N, T if self.right is None else self.right.shape[1]
 
-    @abstractmethod
     def singular_values(self) -> Tensor:
-        """Return all that can differ from zero, decreasing, [H, L]."""
+        """Return all that can differ from zero, decreasing, [H, L]; of factors in O((N+T) P^2)."""
+        values: Tensor = torch.linalg.svdvals(self._core())
+        return values
 
-    @abstractmethod
+    def norms(self) -> Tensor:
+        r"""$|K|_F$, [H]."""
+        return self._core().square().sum((-2, -1)).sqrt()
+
+    def skew_norms(self) -> Tensor:
+        r"""$|K - K^\top|_F$, [H]; of factors $K - K^\top = [L, R] [R, -L]^\top$."""
+        if self.right is None:
+            return HeadMatrices(self.left - self.left.mT).norms()
+        return self.minus(self.right, self.left).norms()
+
+    def minus(self, left: Tensor, right: Tensor) -> "HeadMatrices":
+        r"""$K - L' R'^\top$ of factors K by the factors [H, N, Q] and [H, T, Q]."""
+        assert self.right is not None
+        rights = torch.cat([self.right, -right], dim=-1)
+        return HeadMatrices(torch.cat([self.left, left], dim=-1), rights)
+
     def inner_products(self) -> Tensor:
         r"""$\langle K_g, K_h \rangle_F$ of all pairs of heads, [H, H]."""
-
-    @abstractmethod
-    def rows(self, some: slice) -> Tensor:
-        """Some rows of every matrix, [H, n, T]."""
-
-    @abstractmethod
-    def skew_norms(self) -> Tensor:
-        r"""$|K - K^\top|_F$, [H]."""
-
-    def row_blocks(self) -> Iterator[Tensor]:
-        """Yield all rows, a few at a time; of factors at most 1,024, evenly spaced."""
-        stride = self._stride()
-        for start in range(0, self.shape[1], _ROWS * stride):
-            yield self.rows(slice(start, start + _ROWS * stride, stride))
-
-    def _stride(self) -> int:
-        return 1
-
-    def dense(self) -> Tensor:
-        """Return the dense matrices, [H, N, T]."""
-        return self.rows(slice(None))
-
-
-@dataclass(frozen=True)
-class DenseHeads(HeadMatrices):
-    """Matrices held as they are."""
-
-    matrix: Tensor  # [H, N, T]
-    crossing: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """H, N and T."""
-        H, N, T = self.matrix.shape
-        return H, N, T
-
-    def singular_values(self) -> Tensor:
-        """Compute the singular values by an SVD."""
-        return singular_values(self.matrix)
-
-    def inner_products(self) -> Tensor:
-        """Products of the flattened matrices."""
-        flat = self.matrix.flatten(1)
-        return flat @ flat.T
-
-    def rows(self, some: slice) -> Tensor:
-        """Return a slice of the rows."""
-        return self.matrix[:, some]
-
-    def skew_norms(self) -> Tensor:
-        """Return the norms of the differences from the transposes."""
-        return frobenius(self.matrix - self.matrix.mT)
-
-
-@dataclass(frozen=True)
-class LowRankHeads(HeadMatrices):
-    r"""Matrices $K = L R^\top$ known by their factors; no N x T matrix is allocated."""
-
-    left: Tensor  # [H, N, P]
-    right: Tensor  # [H, T, P]
-    crossing: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """H, N and T."""
-        H, N, _ = self.left.shape
-        return H, N, self.right.shape[1]
-
-    def singular_values(self) -> Tensor:
-        r"""Decompose $R_L R_R^\top$ with the triangular factors of L and R: O((N + T) P^2)."""
-        return singular_values(_core(self.left, self.right))
-
-    def inner_products(self) -> Tensor:
-        r"""$Tr((L_g^\top L_h)(R_g^\top R_h)^\top)$."""
+        if self.right is None:
+            flat = self.left.flatten(1)
+            return flat @ flat.T
         lefts, rights = (torch.einsum("gnp,hnq->ghpq", z, z) for z in (self.left, self.right))
         products: Tensor = (lefts * rights).sum((-2, -1))
         return products
 
-    def rows(self, some: slice) -> Tensor:
-        """Rows of the left factor times the right one."""
-        return self.left[:, some] @ self.right.mT
+    def row_blocks(self) -> Iterator[Tensor]:
+        """Yield all rows, a few at a time; of factors at most 1,024, evenly spaced."""
+        stride = 1 if self.right is None else -(-self.shape[1] // _MOST_ROWS)
+        for left in torch.split(self.left[:, ::stride], _ROWS, dim=1):
+            yield left if self.right is None else left @ self.right.mT
 
-    def _stride(self) -> int:
-        return -(-self.shape[1] // _MOST_ROWS)
+    def dense(self) -> Tensor:
+        """Return the dense matrices, [H, N, T]."""
+        return self.left if self.right is None else self.left @ self.right.mT
 
-    def norms(self) -> Tensor:
-        r"""$|K|_F$, [H]."""
-        return frobenius(_core(self.left, self.right))
-
-    def skew_norms(self) -> Tensor:
-        r"""Return the norms of $K - K^\top = [L, R] [R, -L]^\top$."""
-        return self.minus(self.right, self.left).norms()
-
-    def minus(self, left: Tensor, right: Tensor) -> "LowRankHeads":
-        r"""$K - L' R'^\top$ by the factors [H, N, Q] and [H, T, Q]."""
-        return LowRankHeads(
-            torch.cat([self.left, left], dim=-1), torch.cat([self.right, -right], dim=-1)
-        )
-
-
-def singular_values(matrix: Tensor) -> Tensor:
-    """Singular values of matrices [..., N, T]."""
-    values: Tensor = torch.linalg.svdvals(matrix)
-    return values
-
-
-def frobenius(matrix: Tensor) -> Tensor:
-    """Norms of matrices [..., N, T]."""
-    return matrix.square().sum((-2, -1)).sqrt()
+    def _core(self) -> Tensor:
+        """A matrix with the singular values of K, small where there are factors."""
+        return self.left if self.right is None else triangle(self.left) @ triangle(self.right).mT
 
 
 def triangle(columns: Tensor) -> Tensor:
     """Return R of a QR decomposition, which has the Gram matrix of the columns."""
     factor: Tensor = torch.linalg.qr(columns, mode="r").R
     return factor
-
-
-def _core(left: Tensor, right: Tensor) -> Tensor:
-    r"""A small matrix with the singular values of $L R^\top$."""
-    return triangle(left) @ triangle(right).mT
 
 
 def explained_energy(singular_values: Tensor) -> Tensor:
@@ -188,14 +115,12 @@ def effective_rank(singular_values: Tensor) -> Tensor:
 
 def row_entropy(heads: HeadMatrices) -> Tensor:
     """Mean entropy of the rows in nats, [H]; NaN where the rows are no distributions."""
-    blocks = [_row_entropies(block) for block in heads.row_blocks()]
-    return torch.cat(blocks, dim=1).mean(1)
-
-
-def _row_entropies(rows: Tensor) -> Tensor:
-    """Entropies of rows [H, n, T], [H, n]."""
-    proper = ((rows.sum(-1) - 1).abs() <= _ROW_SUM) & (rows >= _NEGATIVE).all(-1)
-    return torch.where(proper, torch.special.entr(rows.clamp(min=0)).sum(-1), torch.nan)
+    entropies = []
+    for rows in heads.row_blocks():
+        proper = ((rows.sum(-1) - 1).abs() <= _ROW_SUM) & (rows >= _NEGATIVE).all(-1)
+        entropy = torch.special.entr(rows.clamp(min=0)).sum(-1)
+        entropies.append(torch.where(proper, entropy, torch.nan))
+    return torch.cat(entropies, dim=1).mean(1)
 
 
 def asymmetry(heads: HeadMatrices) -> Tensor:
@@ -203,7 +128,7 @@ def asymmetry(heads: HeadMatrices) -> Tensor:
 
     NaN in cross-attention, where rows and columns are of different tokens.
     """
-    norms = heads.inner_products().diagonal().clamp(min=0).sqrt()
+    norms = heads.norms()
     if heads.crossing:
         return torch.full_like(norms, torch.nan)
     return torch.where(norms > 0, heads.skew_norms() / torch.where(norms > 0, norms, 1.0), 0.0)
@@ -238,11 +163,11 @@ def attention_matrix(
     columns = T if rank_bound is None else rank_bound + _OVERSAMPLING
     if 2 * columns >= min(T, num_queries):
         eye = torch.eye(T, dtype=like.dtype, device=like.device)
-        return DenseHeads(_times(attend, eye.expand(H, T, T), like), crossing)
+        return HeadMatrices(_times(attend, eye.expand(H, T, T), like), crossing=crossing)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(H, T, columns, generator=generator, dtype=like.dtype).to(like.device)
     basis = torch.linalg.qr(_times(attend, start, like)).Q  # [H, N, R]
-    return LowRankHeads(basis, _transposed_times(attend, basis, like), crossing)
+    return HeadMatrices(basis, _transposed_times(attend, basis, like), crossing)
 
 
 @torch.no_grad()

@@ -1,11 +1,8 @@
 """The spectra of a model's attention: one pass over the data, a few numbers a layer."""
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,23 +32,8 @@ SPECTRUM_COLUMNS = (
     "head redundancy",
 )
 MEASURES = ("directions", "effective_rank", "entropy", "asymmetry", "redundancy")
-LAYER_COLUMNS = (
-    "model",
-    "layer",
-    "attention",
-    "head_dim",
-    "num_matrices",
-    *(f"{name}{end}" for name in ("num_tokens", *MEASURES) for end in ("", "_deviation")),
-)
-CURVE_COLUMNS = (
-    "model",
-    "layer",
-    "attention",
-    "direction",
-    "singular_value",
-    "explained",
-    "explained_deviation",
-)
+Row = dict[str, object]
+"""Of a table, by column."""
 
 
 @dataclass(frozen=True)
@@ -177,33 +159,33 @@ def check_energy(energy: float) -> float:
     return float(energy)
 
 
-def layers_csv(spectra: Mapping[str, Spectrum]) -> str:
-    """Write one row a layer of each model."""
+def layer_rows(spectra: Mapping[str, Spectrum]) -> list[Row]:
+    """Return one row a layer of each model."""
     rows = []
     for model, measured in spectra.items():
         for layer in measured.layers:
-            pairs = [getattr(layer, name) for name in ("num_tokens", *MEASURES)]
-            numbers = [f"{each:.8g}" for pair in pairs for each in pair]
-            first = model, layer.name, layer.attention, layer.head_dim, layer.num_matrices
-            rows.append([*first, *numbers])
-    return _csv(LAYER_COLUMNS, rows)
+            row = _key(model, layer)
+            row |= {"head_dim": layer.head_dim, "num_matrices": layer.num_matrices}
+            for name in ("num_tokens", *MEASURES):
+                mean, deviation = getattr(layer, name)
+                row |= {name: f"{mean:.8g}", f"{name}_deviation": f"{deviation:.8g}"}
+            rows.append(row)
+    return rows
 
 
-def curves_csv(spectra: Mapping[str, Spectrum]) -> str:
-    """Write one row a direction of each layer of each model."""
+def curve_rows(spectra: Mapping[str, Spectrum]) -> list[Row]:
+    """Return one row a direction of each layer of each model."""
+    names = "singular_value", "explained", "explained_deviation"
     rows = []
     for model, measured in spectra.items():
         for layer in measured.layers:
             curves = layer.singular_values, layer.explained, layer.explained_deviation
             for place, numbers in enumerate(torch.stack(curves, 1).tolist(), 1):
-                texts = [f"{each:.8g}" for each in numbers]
-                rows.append([model, layer.name, layer.attention, place, *texts])
-    return _csv(CURVE_COLUMNS, rows)
+                texts = (f"{each:.8g}" for each in numbers)
+                row = _key(model, layer) | {"direction": place}
+                rows.append(row | dict(zip(names, texts, strict=True)))
+    return rows
 
 
-def _csv(columns: Iterable[str], rows: Iterable[list[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
+def _key(model: str, layer: LayerSpectrum) -> Row:
+    return {"model": model, "layer": layer.name, "attention": layer.attention}

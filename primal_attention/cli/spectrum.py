@@ -19,11 +19,11 @@ from primal_attention.analysis.spectrum import (
     MEASURES,
     LayerSpectrum,
     check_energy,
-    curves_csv,
-    layers_csv,
+    curve_rows,
+    layer_rows,
 )
 from primal_attention.analysis.suggestion import suggestion_from
-from primal_attention.atomic_files import write_text
+from primal_attention.atomic_files import write_rows
 from primal_attention.cli.arguments import SPLITS, Checkpoint, Split, check_name, load_task, naming
 from primal_attention.tasks import Cases
 from primal_attention.training.model_factory import Trained, load_trained
@@ -78,8 +78,8 @@ def spectrum(
     for name, each in spectra.items():
         _print(console, name, each, energy)
     save_figure(figure, out / PNG)
-    write_text(out / LAYERS, layers_csv(spectra))
-    write_text(out / CURVES, curves_csv(spectra))
+    write_rows(out / LAYERS, layer_rows(spectra))
+    write_rows(out / CURVES, curve_rows(spectra))
     number = min(cases, len(chosen))
     written = ", ".join(str(out / name) for name in (PNG, LAYERS, CURVES))
     console.print(f"{number} {split} cases; wrote {written}", soft_wrap=True)

@@ -1,15 +1,12 @@
 """Figure 1 and the tables."""
 
-import csv
-import io
-
 import pytest
 import torch
 
 from primal_attention import build_attention
 from primal_attention.analysis import figure1, plot_spectra, spectrum
 from primal_attention.analysis.plot_style import save_figure
-from primal_attention.analysis.spectrum import CURVE_COLUMNS, LAYER_COLUMNS, curves_csv, layers_csv
+from primal_attention.analysis.spectrum import curve_rows, layer_rows
 
 D, H, N = 10, 2, 13
 
@@ -83,13 +80,17 @@ def test_a_figure_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_tables_have_a_row_for_each_layer_and_direction():
     model = stack("softmax", "primal")
     spectra = {"ours": spectrum(model, torch.randn(2, N, D))}
-    layers = list(csv.DictReader(io.StringIO(layers_csv(spectra))))
-    assert tuple(layers[0]) == LAYER_COLUMNS
+    layers = layer_rows(spectra)
+    measures = ("num_tokens", "directions", "effective_rank", "entropy", "asymmetry", "redundancy")
+    numbers = [f"{name}{end}" for name in measures for end in ("", "_deviation")]
+    first = ["model", "layer", "attention"]
+    assert list(layers[0]) == [*first, "head_dim", "num_matrices", *numbers]
     assert [row["attention"] for row in layers] == ["softmax", "primal"]
     assert float(layers[0]["entropy"]) > 0
     assert layers[1]["entropy"] == "nan"
-    curves = list(csv.DictReader(io.StringIO(curves_csv(spectra))))
-    assert tuple(curves[0]) == CURVE_COLUMNS
+    curves = curve_rows(spectra)
+    last = ["direction", "singular_value", "explained", "explained_deviation"]
+    assert list(curves[0]) == [*first, *last]
     of_softmax = [row for row in curves if row["layer"] == "0"]
     assert [int(row["direction"]) for row in of_softmax] == list(range(1, N + 1))
     assert float(of_softmax[-1]["explained"]) == pytest.approx(1)

@@ -151,15 +151,17 @@ def examine(run: FinishedRun, data: Path | None, cases: int, track: Track) -> Ru
         cases: How many to analyse; predictions take more.
         track: Is given the batches.
     """
+    reason = "no cases were asked for"
     if cases == 0:
-        return RunFindings(*["no cases were asked for"] * 3)
+        return RunFindings(reason, reason, reason)
     try:
         task = task_of(run.recipe, data)
         _check_same_data(run, task)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         if data is not None:
             raise
-        return RunFindings(*[f"the data are not at hand: {error}"] * 3)
+        reason = f"the data are not at hand: {error}"
+        return RunFindings(reason, reason, reason)
 
     def measured(measure: Callable[[nn.Module, Any], _Measured]) -> _Measured | str:
         """Measure the attention; the reason where it has nothing of the kind."""

@@ -5,7 +5,7 @@ import io
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -53,7 +53,7 @@ def address(figure: "Figure") -> str:
 def draw_curves(curves: Sequence[Curve], xlabel: str, ylabel: str) -> str:
     """Draw curves over the rounds of a run; the best rounds are marked."""
     figure = new_figure(4.8, 3.2)
-    axes = figure.add_subplot()
+    axes: Any = figure.add_subplot()
     for place, (name, x, y, best) in enumerate(curves):
         colour, style = LINES[place % len(LINES)]
         mark = "." if len(x) <= _MARKED else ""

@@ -37,7 +37,7 @@ def chapter_of(reported: ReportedRun, anchor: str) -> Chapter:
             "After the best round was known, the model was trained anew on all training cases."
         )
     sections = [
-        Section("curves", "Learning curves", figures=_curves(run)),
+        Section("curves", "Learning curves", figures=list(_curves(run))),
         _predictions(findings),
         _spectra(findings),
         _primal(findings),
