@@ -42,14 +42,15 @@ def _print_sets(console: Any, folder: Path | None) -> None:
             console.print(f"{f'{name}/{each}':32}{place}")
     console.print()
     for name, domain in DOMAINS.items():
-        console.print(f"primal data {name} NAME {domain.usage}")
+        if domain.prepare is not None:
+            console.print(f"primal data {name} NAME {domain.usage}")
 
 
 def _prepare(
     console: Any, domain: Domain, names: list[str] | None, folder: Path | None, out: Path | None
 ) -> None:
     if domain.prepare is None:
-        raise ValueError("the sets of this domain need no preparation")
+        raise ValueError("the sets of this domain are read from their files, and not prepared")
     places = {name: domain.find(name, folder) for name in domain.sets}
     found = [name for name, place in places.items() if place and place.name != f"{name}.npz"]
     if not (names or found):

@@ -1,6 +1,6 @@
 """Benchmarks: their cases, losses and metrics."""
 
-from primal_attention.tasks.images import IMAGE_SETS, find_images, images_task, prepare_images
+from primal_attention.tasks.images import IMAGE_SETS, find_images, images_task
 from primal_attention.tasks.language import (
     LANGUAGE_SETS,
     PERPLEXITY,
@@ -22,7 +22,7 @@ from primal_attention.tasks.task import (
     Sizes,
     Task,
 )
-from primal_attention.tasks.uea import UEA_SETS, find_uea, load_uea, prepare_uea, uea_task
+from primal_attention.tasks.uea import UEA_SETS, find_uea, load_uea, uea_task
 
 __all__ = [
     "CLASSIFICATION",
@@ -52,11 +52,9 @@ __all__ = [
     "language_task",
     "load_uea",
     "lra_task",
-    "prepare_images",
     "prepare_language",
     "prepare_lra",
     "prepare_rl",
-    "prepare_uea",
     "rl_task",
     "series_task",
     "stratified_split",

@@ -1,9 +1,9 @@
-"""Data sets on disk: a prepared ``<name>.npz``, or else the files as they are handed out."""
+"""Data sets on disk: where they lie, and prepared files ``<name>.npz`` of some domains."""
 
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -17,33 +17,45 @@ from primal_attention.foreign_files import reading
 Found = TypeVar("Found")
 
 
+def data_folders(domain: str, folder: Path | None = None) -> list[Path]:
+    """List where to look for the data of a domain.
+
+    That is a given folder alone, or else ``<domain>`` in the folder that the environment variable
+    ``PRIMAL_DATA`` names (``data`` where it is not set), then the folder around it.
+    """
+    if folder is not None:
+        return [Path(folder)]
+    data = Path(os.environ.get("PRIMAL_DATA", "data"))
+    return [data / domain, data]
+
+
+def name_near(name: str, known: Sequence[str]) -> str:
+    """List the known names that are like another, all where none is."""
+    return ", ".join(get_close_matches(name, known, cutoff=0.5) or known)
+
+
 class PreparedSets(ABC, Generic[Found]):
     """The data sets of one domain: finds, reads, writes and prepares them.
 
-    A set is looked for in a folder that is given, or else in ``<domain>`` in the folder that the
-    environment variable ``PRIMAL_DATA`` names (``data`` where it is not set), then in the folder
-    around it. A prepared file comes first.
+    A prepared file comes before the files as they are handed out.
     """
 
     domain: ClassVar[str]  # the folder of its sets
-    names: ClassVar[tuple[str, ...]] = ()  # all there are, where a domain has no others
-    noun: ClassVar[str] = ""  # what such a name is of
+    names: ClassVar[tuple[str, ...]]
+    noun: ClassVar[str]  # for one of them
     format: ClassVar[str]  # of prepared files
-    kind: ClassVar[str]  # what a prepared file is, and how to write it anew, of a {name}
-    remedy: ClassVar[str]
     compressed: ClassVar[bool] = False
-    looks_around: ClassVar[bool] = True  # whether the folder around the domain's is searched
 
     def load(self, name: str, folder: Path | None = None) -> Found:
         """Read a set from its prepared file, or else from its files.
 
         Args:
             name: Of the set.
-            folder: Where to look first and only; by default the folder of the domain.
+            folder: Where to look first and only; by default see ``data_folders``.
         """
         place = self.find(name, folder)
         if place is None:
-            return self._fetch(name, folder)
+            raise FileNotFoundError(self._advice(name, folder))
         if place.name == f"{name}.npz":
             return self.read(place, name)
         return self._read_files(name, place)
@@ -51,7 +63,7 @@ class PreparedSets(ABC, Generic[Found]):
     def find(self, name: str, folder: Path | None = None) -> Path | None:
         """Return the file or folder that a set would be loaded from, None if it is not there."""
         self._check_name(name)
-        prepared = (each / f"{name}.npz" for each in self.folders(folder))
+        prepared = (each / f"{name}.npz" for each in data_folders(self.domain, folder))
         return next((path for path in prepared if path.is_file()), self._find_files(name, folder))
 
     def prepare(self, name: str, folder: Path | None = None, out: Path | None = None) -> Path:
@@ -64,26 +76,20 @@ class PreparedSets(ABC, Generic[Found]):
         """
         self._check_name(name)
         place = self._find_files(name, folder)
-        found = self._fetch(name, folder) if place is None else self._read_files(name, place)
+        if place is None:
+            raise FileNotFoundError(self._advice(name, folder))
         path = self.target(name, folder, out)
-        self.write(path, found)
+        self.write(path, self._read_files(name, place))
         return path
-
-    def folders(self, folder: Path | None = None) -> list[Path]:
-        """List where to look; prepared files are written to the first."""
-        if folder is not None:
-            return [Path(folder)]
-        data = Path(os.environ.get("PRIMAL_DATA", "data"))
-        return [data / self.domain, data] if self.looks_around else [data / self.domain]
 
     def target(self, name: str, folder: Path | None, out: Path | None) -> Path:
         """Return where the prepared file of a set is written."""
-        return (self.folders(folder)[0] if out is None else Path(out)) / f"{name}.npz"
+        place = data_folders(self.domain, folder)[0] if out is None else Path(out)
+        return place / f"{name}.npz"
 
     def write(self, path: Path, found: Found) -> None:
         """Write a prepared file, which is there whole or not at all."""
-        arrays = {"format": np.array(self.format), **self._pack(found)}
-        write_arrays(path, arrays, compressed=self.compressed)
+        write_arrays(path, self._pack(found), compressed=self.compressed)
 
     def read(self, path: Path, name: str | None = None) -> Found:
         """Read a prepared file.
@@ -92,28 +98,20 @@ class PreparedSets(ABC, Generic[Found]):
             ValueError: Naming the file, what is wrong with it and what to do.
         """
         name = path.stem if name is None else name
-        kind, remedy = (each.format(name=name) for each in (self.kind, self.remedy))
-        remedy = f"delete it, and write it anew with {remedy}"
-        with reading(path, f"a whole prepared {kind}", remedy), open_arrays(path) as arrays:
+        remedy = f"delete it, and write it anew with primal data {self.domain} {name}"
+        with reading(path, f"a whole prepared {self.noun}", remedy), open_arrays(path) as arrays:
             if (found := self._format_of(arrays)) != self.format:
                 raise ValueError(f"its format is {found!r}, not {self.format!r}")
-            return self._unpack(arrays, path, name)
+            return self._unpack(arrays, name)
 
     def _format_of(self, arrays: ArrayFile) -> Any:
         """Return the format that a prepared file says it has."""
         return arrays.text("format")
 
-    def _fetch(self, name: str, folder: Path | None) -> Found:
-        """Get a set that is not there; this raises, with what to do, unless a domain can."""
-        raise FileNotFoundError(self._advice(name, folder))
-
     def _check_name(self, name: str) -> None:
-        """Raise unless a set of that name can be."""
-        if self.names and name not in self.names:
-            near = get_close_matches(name, self.names) or self.names
-            raise ValueError(
-                f"name {name!r} is no {self.noun}; did you mean one of {', '.join(near)}?"
-            )
+        if name not in self.names:
+            near = name_near(name, self.names)
+            raise ValueError(f"name {name!r} is no {self.noun}; did you mean one of {near}?")
 
     @abstractmethod
     def _find_files(self, name: str, folder: Path | None) -> Path | None:
@@ -128,7 +126,7 @@ class PreparedSets(ABC, Generic[Found]):
         """Return the arrays of a prepared file."""
 
     @abstractmethod
-    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> Found:
+    def _unpack(self, arrays: ArrayFile, name: str) -> Found:
         """Make the set of its arrays, which have to fit each other."""
 
     @abstractmethod

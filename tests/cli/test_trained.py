@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from primal_attention.tasks import LabelledSeries, load_uea
-from primal_attention.tasks.uea import UEA
+from primal_attention.tasks import load_uea
 
 from .command import primal, told
 
@@ -49,9 +48,10 @@ def test_evaluation_finds_what_training_found(trained, split, key):
 
 
 def test_evaluation_refuses_other_data(trained, tmp_path):
-    train, test = load_uea("JapaneseVowels")
-    other = LabelledSeries([2 * case for case in train.series], train.labels)
-    UEA.write(tmp_path / "other" / "JapaneseVowels.npz", (other, test))
+    (tmp_path / "other").mkdir()
+    shutil.copy(TEST_FILE, tmp_path / "other")
+    lines = TEST_FILE.with_name("JapaneseVowels_TRAIN.ts").read_text().splitlines()
+    (tmp_path / "other" / "JapaneseVowels_TRAIN.ts").write_text("\n".join(lines[:-1]))
     result = primal("evaluate", trained, "--data", tmp_path / "other")
     assert result.exit_code == 2
     assert "not those that the model was trained on" in told(result)

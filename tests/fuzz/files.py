@@ -49,7 +49,6 @@ from primal_attention.tasks import (  # noqa: E402
     images_task,
     language_task,
     lra_task,
-    prepare_images,
     prepare_language,
     rl_task,
     uea_task,
@@ -59,8 +58,6 @@ from primal_attention.tasks.lra.chunks import made_in_chunks  # noqa: E402
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder  # noqa: E402
 from primal_attention.tasks.lra.texts import read_retrieval_imdb  # noqa: E402
 from primal_attention.tasks.offline_rl import RL  # noqa: E402
-from primal_attention.tasks.series import LabelledSeries  # noqa: E402
-from primal_attention.tasks.uea import UEA  # noqa: E402
 from primal_attention.training import Recipe  # noqa: E402
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint  # noqa: E402
 from primal_attention.training.outcome import Outcome  # noqa: E402
@@ -95,12 +92,6 @@ def _ts_text(seed: int, label: str = "true a b") -> str:
 def _ts(folder: Path) -> None:
     for seed, part in enumerate(("TRAIN", "TEST")):
         (folder / f"Toy_{part}.ts").write_text(_ts_text(seed), encoding="utf-8")
-
-
-def _series(folder: Path) -> None:
-    labels = np.array(["a", "b"] * 2)
-    parts = [LabelledSeries(make_series((7, 5, 11, 6), seed=seed), labels) for seed in (1, 2)]
-    UEA.write(folder / "Toy.npz", (parts[0], parts[1]))
 
 
 def _lra(name: str, *, pairs: bool, symbols: int, classes: int) -> Callable[[Path], None]:
@@ -158,7 +149,6 @@ def _pathfinder(folder: Path, *, as_array: bool = False) -> None:
 def _tiny_imagenet(folder: Path) -> None:
     classes = ("birds", "cats", "dogs")
     write_pictures(folder / "toy", counts=(3, 2), suffix="jpeg")
-    (folder / "toy" / "classes.txt").write_text("".join(f"{each}\n" for each in classes))
     place, lines = folder / "toy" / "val" / "images", []
     place.mkdir()
     for name in classes:
@@ -170,12 +160,6 @@ def _tiny_imagenet(folder: Path) -> None:
 
 def _read_pictures(folder: Path) -> object:
     return images_task("toy", folder=folder, image_size=16, patch_size=8, valid="test")
-
-
-def _prepared_pictures(folder: Path) -> None:
-    write_pictures(folder / "toy", counts=(3, 2))
-    prepare_images("toy", folder)
-    shutil.rmtree(folder / "toy")
 
 
 def _prepared_text(folder: Path) -> None:
@@ -228,9 +212,6 @@ READERS: dict[str, Reader] = {
     ),
     "run, rows": Reader(_run, lambda folder: read_rows(folder / "results.csv"), "results.csv"),
     "series, .ts": Reader(_ts, lambda folder: uea_task("Toy", folder=folder, valid="test", seed=0)),
-    "series, prepared": Reader(
-        _series, lambda folder: uea_task("Toy", folder=folder, valid=0.5, seed=0)
-    ),
     "series to predict, .ts": Reader(
         lambda folder: (folder / "new.ts").write_text(_ts_text(0, "false"), encoding="utf-8"),
         lambda folder: read_series(folder / "new.ts"),
@@ -288,7 +269,6 @@ READERS: dict[str, Reader] = {
         for suffix in ("png", "jpeg", "webp")
     },
     "pictures, lists": Reader(_tiny_imagenet, _read_pictures, "*.txt"),
-    "pictures, prepared": Reader(_prepared_pictures, _read_pictures),
     "trajectories, prepared": Reader(
         lambda folder: RL.write(folder / "hopper-medium.npz", trajectories()), _read_rl
     ),

@@ -4,13 +4,11 @@ import contextlib
 import resource
 import sys
 
-import numpy as np
 import pytest
 
-from primal_attention.tasks import prepare_images, prepare_language, prepare_lra, prepare_uea
+from primal_attention.tasks import prepare_language, prepare_lra
 from primal_attention.tasks.offline_rl import RL
 
-from .toy_pictures import write_pictures
 from .toy_rl import trajectories
 from .toy_text import write_text
 
@@ -26,22 +24,6 @@ def room(size):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         sys.dont_write_bytecode = writes
-
-
-def files_of_series(source, out):
-    head = "@classLabel true a b\n@data\n"
-    rows = [f"{','.join(map(str, np.random.default_rng(i).normal(size=50)))}:a" for i in range(20)]
-    source.mkdir(exist_ok=True)
-    for part in ("TRAIN", "TEST"):
-        (source / f"Toy_{part}.ts").write_text(head + "\n".join(rows))
-    yield
-    prepare_uea("Toy", source, out)
-
-
-def pictures(source, out):
-    write_pictures(source / "toy", (3, 2))
-    yield
-    prepare_images("toy", source, out)
 
 
 def text(source, out):
@@ -60,7 +42,7 @@ def policies(source, out):
     RL.write(out / "hopper-medium.npz", trajectories())
 
 
-KINDS = [files_of_series, pictures, text, generated, policies]
+KINDS = [text, generated, policies]
 
 
 def files_in(folder):

@@ -9,13 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from primal_attention.tasks import images_task, load_uea, lra_task, series_task, uea_task
+from primal_attention.tasks import images_task, load_uea, lra_task, series_task
 from primal_attention.tasks.images import find_images
 from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
 from primal_attention.tasks.offline_rl import load_rl
 from primal_attention.tasks.series import LabelledSeries
-from primal_attention.tasks.uea import UEA
 
 from .toy_pictures import write_pictures
 from .toy_rl import trajectories
@@ -152,10 +151,6 @@ def test_pictures_of_other_formats_are_refused(tmp_path):
 @pytest.mark.parametrize("name", ["../train/cats", "/etc", "..", "a/b"])
 def test_lists_name_nothing_outside_of_their_folders(tmp_path, name):
     folder = write_pictures(tmp_path / "toy", (2, 1))
-    (folder / "classes.txt").write_text(f"cats\n{name}\n")
-    with pytest.raises(ValueError, match=rf"classes\.txt names '{name}', which is no name in its"):
-        read_pictures(tmp_path)
-    (folder / "classes.txt").unlink()
     (folder / "val" / "val_annotations.txt").write_text(f"{name} cats\n")
     with pytest.raises(ValueError, match=rf"val_annotations\.txt names '{name}'"):
         read_pictures(tmp_path)
@@ -176,9 +171,6 @@ def test_lists_that_name_what_is_missing_are_named(tmp_path):
     (folder / "val" / "val_annotations.txt").write_text(lines)
     with pytest.raises(ValueError, match=r"annotations\.txt names the picture '000\.png'.*anew"):
         read_pictures(tmp_path)
-    (folder / "classes.txt").write_text("cats\nfish\n")
-    with pytest.raises(ValueError, match=r"classes\.txt names a class .*train/fish is missing"):
-        read_pictures(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["sample_9.png", "a" * 5000])
@@ -189,9 +181,8 @@ def test_lists_of_pathfinder_that_name_what_is_missing_are_named(tmp_path, name)
         read_pathfinder("pathfinder", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["classes.txt", "val/val_annotations.txt"])
-def test_lists_that_are_no_text_are_named(tmp_path, name):
-    path = write_pictures(tmp_path / "toy", (2, 1)) / name
+def test_lists_that_are_no_text_are_named(tmp_path):
+    path = write_pictures(tmp_path / "toy", (2, 1)) / "val/val_annotations.txt"
     path.write_bytes(b"cats\xff\n")
     with pytest.raises(ValueError, match=rf"^{path} is not a text in UTF-8"):
         read_pictures(tmp_path)
@@ -209,23 +200,19 @@ def test_sizes_of_series_that_are_absurd_are_refused(tmp_path):
             load_uea("Toy", tmp_path)
 
 
-def test_one_long_case_does_not_make_padding_of_all_memory(tmp_path):
+def test_one_long_case_does_not_make_padding_of_all_memory():
     series = [np.zeros((1, 2**14), np.float32)] + [np.zeros((1, 1), np.float32)] * 2**15
     part = LabelledSeries(series, np.array(["a", "b"] * (len(series) // 2) + ["a"]))
-    UEA.write(tmp_path / "Toy.npz", (part, part))
-    with pytest.raises(ValueError, match=r"Toy\.npz is not .* up to 16384 time steps.* 2 GiB"):
-        uea_task("Toy", folder=tmp_path, valid="test", seed=0)
+    with pytest.raises(ValueError, match=r"mine is not .* up to 16384 time steps.* 2 GiB"):
+        series_task("mine", *part, *part, valid="test", seed=0)
 
 
-def test_series_that_no_task_can_take_are_named(tmp_path):
+def test_series_that_no_task_can_take_are_named():
     labels = np.array(["a", "b"])
     good = LabelledSeries(make_series((5, 7)), labels)
     other = LabelledSeries(good.series, np.array(["a", "c"]))
     infinite = LabelledSeries([np.full((3, 4), np.inf, np.float32)] * 2, labels)
     for test, message in ((other, r"labels \['c'\]"), (infinite, "infinite")):
-        UEA.write(tmp_path / "Toy.npz", (good, test))
-        with pytest.raises(ValueError, match=rf"Toy\.npz is not a data set .*{message}"):
-            uea_task("Toy", folder=tmp_path, valid="test", seed=0)
         with pytest.raises(ValueError, match=rf"^mine is not a data set .*{message}"):
             series_task("mine", *good, *test, valid="test", seed=0)
 

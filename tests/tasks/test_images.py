@@ -1,18 +1,15 @@
-"""Pictures: their folders, prepared files, decoding and splits."""
-
-import io
+"""Pictures: their folders, decoding and splits."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from primal_attention.tasks import find_images, images_task, prepare_images
+from primal_attention.tasks import find_images, images_task
 from primal_attention.tasks.images import (
     AUGMENTATIONS,
     IMAGENET_100,
     Augmentation,
-    folders,
     load_images,
     read_folder,
     task,
@@ -43,7 +40,7 @@ def test_classes_are_the_folders(folder):
     assert found.classes == CLASSES
     assert found.train.labels.tolist() == [0] * 11 + [1] * 11 + [2] * 11
     assert found.test.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
-    assert found.train.name(12).endswith("train/cats/001.png")
+    assert found.train.paths[12] == folder / "toy" / "train" / "cats" / "001.png"
     with Image.open(folder / "toy" / "val" / "dogs" / "003.png") as image:
         expected = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     assert torch.equal(pixels(found.test)[13], expected)
@@ -76,7 +73,7 @@ def test_tiny_imagenet_as_it_is_handed_out(tmp_path):
         (train / f"{name}_boxes.txt").write_text("0 1 2 3\n")
     found = read_folder(tiny)
     assert (len(found.train), len(found.test)) == (33, 15)
-    assert found.test.name(7).endswith("val/images/val_4.JPEG")
+    assert found.test.paths[7] == tiny / "val" / "images" / "val_4.JPEG"
     assert found.test.labels[7] == 1
     (tiny / "val" / "val_annotations.txt").write_text("".join(lines[:5]))
     with pytest.raises(ValueError, match=r"val_annotations\.txt has no picture of the class cats"):
@@ -84,19 +81,6 @@ def test_tiny_imagenet_as_it_is_handed_out(tmp_path):
     (tiny / "val" / "val_annotations.txt").write_text("val_0.JPEG\n")
     with pytest.raises(ValueError, match=r"val_annotations\.txt, line 1"):
         read_folder(tiny)
-
-
-def test_a_list_of_classes(folder):
-    (folder / "toy" / "classes.txt").write_text("dogs some dogs\n\nbirds\n")
-    found = load_images("toy", folder)
-    assert found.classes == ("birds", "dogs")
-    assert found.test.name(5).endswith("val/dogs/000.png")
-    (folder / "toy" / "classes.txt").write_text("birds\nfish\n")
-    with pytest.raises(ValueError, match="fish is missing"):
-        load_images("toy", folder)
-    (folder / "toy" / "classes.txt").write_text("\n")
-    with pytest.raises(ValueError, match=r"classes\.txt names no class"):
-        load_images("toy", folder)
 
 
 def test_imagenet_100_is_a_part_of_imagenet(tmp_path):
@@ -136,13 +120,19 @@ def test_a_class_without_pictures_is_named(folder, part):
 # Decoding
 
 
-def encoded_of(image, kind="PNG"):
-    data = io.BytesIO()
-    image.save(data, kind)
-    return Encoded(lambda _: data.getvalue(), lambda _: "it", np.zeros(1, np.int64))
+@pytest.fixture
+def encoded_of(tmp_path):
+    """Write a picture to a file."""
+
+    def encoded(image, kind="PNG"):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.{kind}"
+        image.save(path, kind)
+        return Encoded([path], np.zeros(1, np.int64))
+
+    return encoded
 
 
-def test_grey_pictures_have_three_channels():
+def test_grey_pictures_have_three_channels(encoded_of):
     grey = np.random.default_rng(0).integers(256, size=(7, 7)).astype(np.uint8)
     for image in (Image.fromarray(grey), Image.fromarray(grey).convert("RGBA")):
         found = pixels(encoded_of(image), 7)[0]
@@ -150,7 +140,7 @@ def test_grey_pictures_have_three_channels():
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
-def test_the_centre_of_a_picture_that_is_no_square(kind):
+def test_the_centre_of_a_picture_that_is_no_square(encoded_of, kind):
     """Red at the centre, blue at both ends."""
     image = Image.new("RGB", (44, 22), (0, 0, 250))
     image.paste((250, 0, 0), (11, 0, 33, 22))
@@ -160,7 +150,7 @@ def test_the_centre_of_a_picture_that_is_no_square(kind):
     assert upright[0, 2:-2].min() > 235
 
 
-def test_crops_are_taken_from_all_of_the_picture():
+def test_crops_are_taken_from_all_of_the_picture(encoded_of):
     """Its left half, one square twice as high as the box of the centre reaches."""
     image = Image.new("RGB", (44, 22), (0, 0, 250))
     image.paste((250, 0, 0), (0, 0, 22, 22))
@@ -171,61 +161,13 @@ def test_crops_are_taken_from_all_of_the_picture():
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "webp"])
-def test_a_picture_that_is_cut_off_is_named_and_leaves_nothing(tmp_path, suffix):
+def test_a_picture_that_is_cut_off_is_named(tmp_path, suffix):
     write_pictures(tmp_path / "toy", suffix=suffix)
     path = tmp_path / "toy" / "train" / "dogs" / f"004.{suffix}"
     path.write_bytes(path.read_bytes()[:-60])
     message = rf"dogs/004\.{suffix} is not a whole picture"
     with pytest.raises(ValueError, match=message):
-        prepare_images("toy", tmp_path)
-    with pytest.raises(ValueError, match=message):
         images_task("toy", folder=tmp_path, image_size=SIDE, patch_size=7)
-    assert [each.name for each in tmp_path.iterdir()] == ["toy"]
-
-
-# Prepared files
-
-
-def test_a_prepared_file_holds_the_same(folder, tmp_path):
-    path = prepare_images("toy", folder, tmp_path / "out")
-    assert path == tmp_path / "out" / "toy.npz"
-    plain, packed = load_images("toy", folder), load_images("toy", tmp_path / "out")
-    assert packed.classes == plain.classes
-    for ours, theirs in ((packed.train, plain.train), (packed.test, plain.test)):
-        assert ours.labels.tolist() == theirs.labels.tolist()
-        assert [ours.read(i) for i in range(len(ours))] == [
-            theirs.read(i) for i in range(len(theirs))
-        ]
-    assert packed.test.name(3) == f"{path}, picture 3 of test"
-    assert find_images("toy", tmp_path / "out") == path
-
-
-def test_a_damaged_file_is_refused(folder):
-    path = prepare_images("toy", folder)
-    whole = path.read_bytes()
-    place = whole.index(b"IDAT") + 9
-    for wrong in (whole[:-100], b"", whole[:place] + b"?" + whole[place + 1 :]):
-        path.write_bytes(wrong)
-        with pytest.raises(ValueError, match=r"toy\.npz is not a whole prepared set .*delete it"):
-            load_images("toy", folder)
-    with np.load(io.BytesIO(whole)) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    for name, array, message in (
-        ("train_ends", arrays["train_ends"][:-1], "train do not fit their number"),
-        ("test_bytes", arrays["test_bytes"][:-1], "test do not fit their number"),
-        ("test_ends", arrays["test_ends"][[1, 0, *range(2, 15)]], "test do not fit"),
-        ("test_labels", arrays["test_labels"] // 2, "classes are not those of test"),
-    ):
-        np.savez(path, **arrays | {name: array})
-        with pytest.raises(ValueError, match=message):
-            load_images("toy", folder)
-
-
-def test_a_set_that_is_too_large_is_not_packed(folder, monkeypatch):
-    monkeypatch.setattr(folders, "_MOST_PREPARED", 9_000)
-    with pytest.raises(ValueError, match="is not prepared but read from its folder"):
-        prepare_images("toy", folder)
-    assert not list(folder.glob("*.npz"))
 
 
 # Tasks

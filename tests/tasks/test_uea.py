@@ -1,13 +1,11 @@
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from primal_attention.tasks import UEA_SETS, load_uea, prepare_uea, uea_task
+from primal_attention.tasks import UEA_SETS, load_uea, uea_task
 
 HEADER = "@equalLength false\n@dimensions 2\n@classLabel true up down\n@data\n"
 TRAIN = HEADER + "1,2,3:4,5,?:up\n5,7:1,2:down\n2,4:3,1:up\n0:1:down\n"
@@ -26,17 +24,6 @@ def assert_same(parts, others):
         for case, same in zip(part.series, other.series, strict=True):
             assert case.dtype == same.dtype == np.float32
             np.testing.assert_array_equal(case, same)
-
-
-@pytest.fixture
-def no_aeon(monkeypatch):
-    """As if aeon were not installed."""
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "aeon" else find_spec(name)
-    )
-    monkeypatch.setitem(sys.modules, "aeon", None)
-    monkeypatch.setitem(sys.modules, "aeon.datasets", None)
 
 
 def test_the_archive_has_thirty_sets():
@@ -63,31 +50,19 @@ def test_the_folder_unless_told(tmp_path, monkeypatch):
     assert len(load_uea("Toy")[0].series) == 5
 
 
-def test_a_prepared_file_equals_its_source_and_goes_first(tmp_path):
-    put(tmp_path / "raw" / "Toy")
-    path = prepare_uea("Toy", tmp_path / "raw", tmp_path / "out")
-    assert path == tmp_path / "out" / "Toy.npz" and list(path.parent.iterdir()) == [path]
-    assert_same(load_uea("Toy", tmp_path / "out"), load_uea("Toy", tmp_path / "raw"))
-    put(tmp_path / "out", train=TRAIN + "1:1:up\n")
-    assert len(load_uea("Toy", tmp_path / "out")[0].series) == 4
-    assert prepare_uea("Toy", tmp_path / "out") == path  # anew, from the files
-    assert len(load_uea("Toy", tmp_path / "out")[0].series) == 5
-
-
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_corrupt_file_leaves_no_prepared_file(tmp_path, part):
+def test_a_corrupt_file_is_named(tmp_path, part):
     text = {"train": TRAIN, "test": TEST}[part][:-4]
     put(tmp_path / "Toy", **{part: text})
     number = len(text.splitlines())
     with pytest.raises(ValueError, match=rf"Toy_{part.upper()}\.ts, line {number}: "):
-        prepare_uea("Toy", tmp_path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        load_uea("Toy", tmp_path)
 
 
 def test_a_part_is_missing(tmp_path):
     put(tmp_path / "Heartbeat", "Heartbeat")
     (tmp_path / "Heartbeat" / "Heartbeat_TEST.ts").unlink()
-    with pytest.raises(FileNotFoundError, match=r"Heartbeat_TEST\.ts is missing"):
+    with pytest.raises(FileNotFoundError, match=r"no data. Put .* and Heartbeat_TEST\.ts"):
         load_uea("Heartbeat", tmp_path)
 
 
@@ -124,10 +99,9 @@ def test_sets_that_aeon_holds(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_prepared_file_needs_no_other_package(tmp_path):
+def test_other_packages_are_not_needed(tmp_path):
     """A fresh interpreter in which neither aeon nor pandas can be imported."""
     put(tmp_path)
-    prepare_uea("Toy", tmp_path, tmp_path / "out")
     program = (
         "import sys; sys.modules.update(aeon=None, pandas=None, sklearn=None, scipy=None)\n"
         "from pathlib import Path\n"
@@ -135,50 +109,15 @@ def test_a_prepared_file_needs_no_other_package(tmp_path):
         "task = uea_task('Toy', folder=Path(sys.argv[1]), valid='test', seed=0)\n"
         "assert len(task.train) == 4\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], check=True)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
 
 
-def test_without_aeon_the_error_says_what_to_put_where(tmp_path, no_aeon):
-    folder = tmp_path / "data"
-    with pytest.raises(FileNotFoundError, match=r"primal-attention\[timeseries\]") as error:
-        load_uea("JapaneseVowels", folder)
-    assert "JapaneseVowels_TRAIN.ts" in str(error.value)
-    assert str(folder / "JapaneseVowels") in str(error.value)
-    assert not folder.exists()
-
-
-@pytest.fixture
-def downloads(monkeypatch):
-    """Replace the download of aeon; no test goes out to the network."""
-    datasets = pytest.importorskip("aeon.datasets")
-    return lambda fake: monkeypatch.setattr(datasets, "load_classification", fake)
-
-
-def test_a_download_is_kept(tmp_path, downloads):
-    def fetch(name, *, split, extract_path):
-        put(Path(extract_path) / name, name)
-
-    downloads(fetch)
-    first = load_uea("Heartbeat", tmp_path / "data")
-    downloads(None)
-    assert_same(load_uea("Heartbeat", tmp_path / "data"), first)
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["Heartbeat"]
-
-
-def no_network(name, *, split, extract_path):
-    raise ValueError("Name or service not known")
-
-
-def half(name, *, split, extract_path):
-    put(Path(extract_path) / name, name, test=TEST[:-4])
-
-
-@pytest.mark.parametrize(("fetch", "why"), [(no_network, "not known"), (half, "line 5")])
-def test_a_download_that_fails_leaves_nothing(tmp_path, downloads, fetch, why):
-    downloads(fetch)
-    with pytest.raises(FileNotFoundError, match=rf"Put Heartbeat_TRAIN\.ts .*failed: .*{why}"):
-        load_uea("Heartbeat", tmp_path / "data" / "uea")
-    assert list(tmp_path.iterdir()) == []
+def test_the_error_says_what_to_put_where(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"aeon\.datasets\.load_classification") as error:
+        load_uea("Heartbeat", tmp_path)
+    assert "Heartbeat_TRAIN.ts" in str(error.value)
+    assert str(tmp_path / "Heartbeat") in str(error.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_set_as_a_task(tmp_path):

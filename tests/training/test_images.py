@@ -303,10 +303,6 @@ def test_a_replayed_run_is_the_run(folder, model):
 def test_from_a_folder_to_a_number(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    prepared = primal("data", "images", "toy")
-    assert prepared.exit_code == 0, prepared.output
-    assert (folder / "toy.npz").is_file()
-    (folder / "toy").rename(folder / "gone")
     assert "images/tiny-imagenet-100" in primal("data").stdout
     options = ["--model", "primal_plus", "--quiet", "--accelerator", "cpu", *sets(*SETTINGS)]
     options += sets("augment=light", "epochs=1", "attention.num_directions=5")

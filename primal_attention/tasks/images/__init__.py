@@ -6,7 +6,6 @@ from primal_attention.tasks.images.folders import (
     IMAGENET_100,
     find_images,
     load_images,
-    prepare_images,
     read_folder,
 )
 from primal_attention.tasks.images.task import images_task
@@ -19,6 +18,5 @@ __all__ = [
     "find_images",
     "images_task",
     "load_images",
-    "prepare_images",
     "read_folder",
 ]

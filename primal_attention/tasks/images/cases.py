@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from primal_attention.extras import needing
-from primal_attention.foreign_files import reading
+from primal_attention.foreign_files import read_bytes, reading
 from primal_attention.tasks.images.augmentation import (
     Augmentation,
     crop,
@@ -29,16 +30,16 @@ from primal_attention.tasks.task import Batch, Cases
 
 CENTRE = 7 / 8  # what an evaluation sees of the shorter side of a picture that is decoded anew
 FORMATS = ("JPEG", "PNG", "WEBP")
+MOST = 2**28  # bytes of a picture
 MOST_PIXELS = 2**26  # of a picture; the largest of ImageNet has 61 million
 _SHARE = 32  # pictures that a thread takes at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Pictures as the bytes of their files, and the class of each."""
+    """Pictures in files, and the class of each."""
 
-    read: Callable[[int], bytes]
-    name: Callable[[int], str]  # of a picture, for messages
+    paths: Sequence[Path]
     labels: NDArray[np.int64]  # [B]
 
     def __len__(self) -> int:
@@ -156,11 +157,6 @@ def decoded(
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
-def check_pictures(encoded: Encoded) -> None:
-    """Raise for the first picture that cannot be read, by its name."""
-    _in_threads(lambda place: _opened(encoded, place), len(encoded))
-
-
 def _in_threads(work: Callable[[int], object], count: int) -> None:
     """Call ``work`` on each number below the count; Pillow decodes without Python's lock."""
 
@@ -174,11 +170,10 @@ def _in_threads(work: Callable[[int], object], count: int) -> None:
 
 
 def _opened(encoded: Encoded, place: int) -> Any:
-    data = encoded.read(place)
-    name, remedy = encoded.name(place), "get it anew, or remove it"
+    path = encoded.paths[place]
     with (
-        reading(name, "a whole picture", remedy),
-        _pillow().open(io.BytesIO(data), formats=FORMATS) as image,
+        reading(path, "a whole picture", "get it anew, or remove it"),
+        _pillow().open(io.BytesIO(read_bytes(path, MOST)), formats=FORMATS) as image,
     ):
         if image.width * image.height > MOST_PIXELS:
             raise ValueError(f"it has {image.width} x {image.height} pixels, more than 2^26")

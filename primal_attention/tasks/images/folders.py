@@ -1,30 +1,26 @@
-"""Sets of pictures: folders with one for each class, and prepared files with the bytes of all.
+"""Sets of pictures: folders with one for each class.
 
 A folder is as torchvision's ``ImageFolder`` has it: ``train/<class>/`` and ``val/<class>/``, or
 ``test/<class>/`` where there is no ``val``; pictures may lie in folders below. ``val`` may be as in
-Tiny-ImageNet-200: ``val/images`` with the classes in ``val_annotations.txt``. A file
-``classes.txt`` beside ``train`` names the classes to read, one a line.
+Tiny-ImageNet-200: ``val/images`` with the classes in ``val_annotations.txt``.
 """
 
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from primal_attention.array_files import ArrayFile
-from primal_attention.foreign_files import is_plain_name, read_bytes, read_text
-from primal_attention.tasks.images.cases import Encoded, check_pictures
-from primal_attention.tasks.prepared import PreparedSets
+from primal_attention.foreign_files import is_plain_name, read_text
+from primal_attention.tasks.images.cases import Encoded
+from primal_attention.tasks.prepared import data_folders
 
 IMAGE_SETS = ("tiny-imagenet-100", "tiny-imagenet-200", "imagenet-100", "imagenet-1k")
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
-CLASSES, ANNOTATIONS = "classes.txt", "val_annotations.txt"
-MOST = 2**28  # bytes of a picture or of a list
-_MOST_PREPARED = 2**32  # bytes: a larger set is better read from its folder
+ANNOTATIONS = "val_annotations.txt"
+MOST = 2**28  # bytes of a list
 
 IMAGENET_100: tuple[str, ...] = (
     *("n01558993", "n01692333", "n01729322", "n01735189", "n01749939", "n01773797", "n01820546"),
@@ -84,9 +80,7 @@ def read_folder(
     train, test = folder / "train", _test_folder(folder)
     if not train.is_dir():
         raise FileNotFoundError(f"{train} is missing; pictures lie in train/<class>")
-    listed = folder / CLASSES
-    found = sorted(each.name for each in train.iterdir() if each.is_dir())
-    classes = _read_classes(listed, found) if listed.is_file() else sorted(choose(found))
+    classes = sorted(choose(sorted(each.name for each in train.iterdir() if each.is_dir())))
     annotations = test / ANNOTATIONS
     places = _annotated(annotations) if annotations.is_file() else None
     files = [_pictures(train / name) for name in classes]
@@ -106,18 +100,6 @@ def _test_folder(folder: Path) -> Path:
     raise FileNotFoundError(f"{folder} has neither val nor test; one of them is needed")
 
 
-def _read_classes(path: Path, found: Sequence[str]) -> list[str]:
-    """Read the first word of each line, which is one of the classes found."""
-    lines = (line.split() for line in read_text(path, MOST).splitlines())
-    classes = sorted({_plain(path, line[0]) for line in lines if line})
-    if not classes:
-        raise ValueError(f"{path} names no class; write one a line, or remove it")
-    if missing := sorted(set(classes) - set(found)):
-        place = path.parent / "train" / missing[0][:60]
-        raise ValueError(f"{path} names a class whose folder {place} is missing; mend the list")
-    return classes
-
-
 def _pictures(folder: Path) -> list[Path]:
     found = sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES)
     if not found:
@@ -135,8 +117,11 @@ def _annotated(path: Path) -> dict[str, list[Path]]:
             raise ValueError(
                 f"{path}, line {number}: a picture and its class expected, got {line[:60]!r}"
             )
-        place = path.parent / "images" / _plain(path, words[0])
-        found.setdefault(words[1], []).append(place)
+        if not is_plain_name(words[0]):
+            raise ValueError(
+                f"{path} names {words[0][:60]!r}, which is no name in its folder; mend the list"
+            )
+        found.setdefault(words[1], []).append(path.parent / "images" / words[0])
     return found
 
 
@@ -151,95 +136,37 @@ def _check_present(path: Path, pictures: Sequence[Path]) -> None:
             )
 
 
-def _plain(path: Path, name: str) -> str:
-    """Check that a name in a list stays in its folder."""
-    if not is_plain_name(name):
-        raise ValueError(
-            f"{path} names {name[:60]!r}, which is no name in its folder; mend the list"
-        )
-    return name
-
-
 def _encoded(files: Sequence[Sequence[Path]]) -> Encoded:
     paths = [path for each in files for path in each]
     labels = np.repeat(np.arange(len(files)), [len(each) for each in files])
-    return Encoded(lambda i: read_bytes(paths[i], MOST), lambda i: str(paths[i]), labels)
+    return Encoded(paths, labels)
 
 
-class Pictures(PreparedSets[PictureSet]):
-    """The sets of pictures, and any other whose folder is there; it may be given itself."""
+def find_images(name: str, folder: Path | None = None) -> Path | None:
+    """Return the folder of a set, or of the set that it is a part of, None where there is none.
 
-    domain, format = "images", "primal-attention images, version 1"
-    kind, remedy = "set of pictures", "prepare_images({name!r}, <folder of its pictures>)"
+    Args:
+        name: Of the set.
+        folder: Where to look, or the set itself; by default see ``data_folders``.
+    """
+    names = [name, *([PARTS[name].of] if name in PARTS else [])]
+    places = [each / name for name in names for each in data_folders("images", folder)]
+    places += [] if folder is None else [Path(folder)]
+    return next((each for each in places if (each / "train").is_dir()), None)
 
-    def _find_files(self, name: str, folder: Path | None) -> Path | None:
-        names = [name, *([PARTS[name].of] if name in PARTS else [])]
-        places = [each / name for name in names for each in self.folders(folder)]
-        places += [] if folder is None else [Path(folder)]
-        return next((each for each in places if (each / "train").is_dir()), None)
 
-    def _read_files(self, name: str, place: Path) -> PictureSet:
-        part = PARTS.get(name)
-        whole = part is None or place.name != part.of
-        return read_folder(place) if whole or part is None else read_folder(place, part.choose)
-
-    def _pack(self, found: PictureSet) -> dict[str, Any]:
-        classes = "\n".join(found.classes).encode()
-        arrays: dict[str, Any] = {"classes": np.frombuffer(classes, dtype=np.uint8)}
-        parts = {"train": found.train, "test": found.test}
-        for part, encoded in parts.items():
-            arrays |= {f"{part}_{key}": each for key, each in _packed(encoded).items()}
-        for encoded in parts.values():
-            check_pictures(encoded)  # so that a damaged one is found now
-        return arrays
-
-    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> PictureSet:
-        classes = tuple(arrays["classes"].tobytes().decode().split("\n"))
-        train, test = (_unpacked(path, part, arrays, len(classes)) for part in ("train", "test"))
-        return PictureSet(classes, train, test)
-
-    def _advice(self, name: str, folder: Path | None) -> str:
-        place = self.folders(folder)[0]
+def load_images(name: str, folder: Path | None = None) -> PictureSet:
+    """List the pictures of a set; see ``find_images`` and ``read_folder``."""
+    place = find_images(name, folder)
+    if place is None:
         near = [] if name in IMAGE_SETS else difflib.get_close_matches(name, IMAGE_SETS)
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
-        return (
-            f"{name}: no pictures. {hint}Put them into {place / name}, in train/<class> and "
-            f"val/<class>, or a prepared {name}.npz into {place}"
+        folder = data_folders("images", folder)[0]
+        raise FileNotFoundError(
+            f"{name}: no pictures. {hint}Put them into {folder / name}, in train/<class> and "
+            "val/<class>"
         )
-
-
-PICTURES = Pictures()
-find_images, load_images, prepare_images = PICTURES.find, PICTURES.load, PICTURES.prepare
-
-
-def _packed(encoded: Encoded) -> dict[str, NDArray[Any]]:
-    """Join all files, with where each ends and its class."""
-    files, total = list[bytes](), 0
-    for i in range(len(encoded)):
-        files.append(encoded.read(i))
-        total += len(files[-1])
-        if total > _MOST_PREPARED:
-            raise ValueError(
-                f"{encoded.name(i)}: up to here there are more than {_MOST_PREPARED >> 30} GiB; a "
-                "set of this size is not prepared but read from its folder"
-            )
-    ends = np.cumsum([len(each) for each in files], dtype=np.int64)
-    blob = np.frombuffer(b"".join(files), dtype=np.uint8)
-    return {"bytes": blob, "ends": ends, "labels": encoded.labels.astype(np.int32)}
-
-
-def _unpacked(path: Path, part: str, arrays: ArrayFile, num_classes: int) -> Encoded:
-    blob, ends, labels = (arrays[f"{part}_{key}"] for key in ("bytes", "ends", "labels"))
-    kinds = [each.dtype.name for each in (blob, ends, labels)]
-    if kinds != ["uint8", "int64", "int32"] or {blob.ndim, ends.ndim, labels.ndim} != {1}:
-        raise ValueError(f"its arrays of {part} are of other types")
-    sizes = np.diff(ends, prepend=0)
-    if len(labels) != len(ends) or sizes.min() < 0 or ends[-1] != len(blob):
-        raise ValueError(f"its pictures of {part} do not fit their number")
-    if set(labels.tolist()) != set(range(num_classes)):
-        raise ValueError(f"its classes are not those of {part}")
-    return Encoded(
-        lambda i: blob[ends[i] - sizes[i] : ends[i]].tobytes(),
-        lambda i: f"{path}, picture {i} of {part}",
-        labels.astype(np.int64),
-    )
+    part = PARTS.get(name)
+    if part is not None and place.name == part.of:
+        return read_folder(place, part.choose)
+    return read_folder(place)

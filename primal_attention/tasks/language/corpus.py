@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from primal_attention.array_files import ArrayFile
 from primal_attention.foreign_files import file_size, reading
 from primal_attention.tasks import reviews
-from primal_attention.tasks.prepared import PreparedSets, check_sha256, sha256_of
+from primal_attention.tasks.prepared import PreparedSets, check_sha256, data_folders, sha256_of
 
 EOS, UNK = "<eos>", "<unk>"
 PARTS = ("train", "valid", "test")
@@ -172,11 +172,10 @@ class Texts(PreparedSets[Corpus]):
 
     domain, format = "language", "primal-attention language, version 1"
     names, noun = LANGUAGE_SETS, "text"
-    kind, remedy = "text", "prepare_language({name!r}, <folder of its files>)"
 
     def _find_files(self, name: str, folder: Path | None) -> Path | None:
         inside = (reviews.FOLDER, f"lra/{reviews.FOLDER}") if name == IMDB else (name,)
-        places = [each / place for each in self.folders(folder) for place in inside]
+        places = [each / place for each in data_folders(self.domain, folder) for place in inside]
         places += [] if folder is None else [Path(folder)]
         files = (reviews.FILMS,) if name == IMDB else FILES
         held = (each for each in places if any((each / file).is_file() for file in files))
@@ -189,9 +188,10 @@ class Texts(PreparedSets[Corpus]):
         words = "\n".join(found.vocabulary).encode()
         arrays = dict(zip(PARTS, found.parts, strict=True))
         vocabulary = np.frombuffer(words, dtype=np.uint8)
-        return {"sha256": np.array(found.checksum()), "vocabulary": vocabulary, **arrays}
+        texts = {"format": np.array(self.format), "sha256": np.array(found.checksum())}
+        return {**texts, "vocabulary": vocabulary, **arrays}
 
-    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> Corpus:
+    def _unpack(self, arrays: ArrayFile, name: str) -> Corpus:
         words = arrays["vocabulary"]
         if words.dtype != np.uint8 or words.size > _LARGEST:
             raise ValueError(f"its vocabulary is {words.size} values of {words.dtype}")
@@ -201,7 +201,7 @@ class Texts(PreparedSets[Corpus]):
         return corpus
 
     def _advice(self, name: str, folder: Path | None) -> str:
-        place = self.folders(folder)[0]
+        place = data_folders(self.domain, folder)[0]
         files, archive, put = ", ".join(FILES), f"the archive {name}-v1.zip", place / name
         if name == IMDB:
             files, archive, put = "train and test", reviews.ORIGIN, place / reviews.FOLDER

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from primal_attention.array_files import ArrayFile, write_arrays
+from primal_attention.array_files import ArrayFile
 from primal_attention.tasks import reviews
 from primal_attention.tasks.lra import cifar, listops, pathfinder_files, texts
 from primal_attention.tasks.lra.chunks import Progress, made_in_chunks, no_progress
 from primal_attention.tasks.lra.pathfinder import PATHFINDERS
 from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
-from primal_attention.tasks.prepared import PreparedSets, check_sha256
+from primal_attention.tasks.prepared import PreparedSets, check_sha256, data_folders
 
 RELEASE = "the archive lra_release.gz of github.com/google-research/long-range-arena"
 CIFAR = "cifar-10-binary.tar.gz from www.cs.toronto.edu/~kriz/cifar.html"
@@ -78,7 +78,6 @@ class Arena(PreparedSets[PreparedTask]):
 
     domain, format = "lra", "primal-attention lra, version 1"
     names, noun = LRA_TASKS, "task"
-    kind, remedy = "file of {name!r}", "prepare_lra({name!r}, ...)"
 
     def prepare(
         self,
@@ -127,7 +126,7 @@ class Arena(PreparedSets[PreparedTask]):
         source = SOURCES[name]
         roots = [
             root / release
-            for root in self.folders(folder)
+            for root in data_folders(self.domain, folder)
             for release in (".", "lra_release", "lra_release/lra_release")
         ]
         places = [root / place for root in roots for place in source.places]
@@ -135,10 +134,6 @@ class Arena(PreparedSets[PreparedTask]):
 
     def _read_files(self, name: str, place: Path) -> PreparedTask:
         return SOURCES[name].read(place)
-
-    def write(self, path: Path, found: PreparedTask) -> None:
-        """Write a prepared file, which is there whole or not at all."""
-        write_arrays(path, self._pack(found))
 
     def _format_of(self, arrays: ArrayFile) -> Any:
         return json.loads(arrays.text("about")).get("format")
@@ -156,7 +151,7 @@ class Arena(PreparedSets[PreparedTask]):
         pairs = {} if found.pairs is None else {"pairs": found.pairs}
         return {"about": np.array(json.dumps(about)), **arrays, **pairs}
 
-    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> PreparedTask:
+    def _unpack(self, arrays: ArrayFile, name: str) -> PreparedTask:
         about = json.loads(arrays.text("about"))
         found = PreparedTask(
             about["task"],
@@ -172,7 +167,7 @@ class Arena(PreparedSets[PreparedTask]):
         return found
 
     def _advice(self, name: str, folder: Path | None) -> str:
-        source, folder = SOURCES[name], self.folders(folder)[0]
+        source, folder = SOURCES[name], data_folders(self.domain, folder)[0]
         expected = " or ".join(str(Path(place) / source.probe) for place in source.places)
         message = f"{name}: no data in {folder}. Put {expected} there, from {source.origin}"
         if source.generate is not None:

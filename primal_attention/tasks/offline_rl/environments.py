@@ -6,10 +6,10 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from primal_attention.extras import needing
+from primal_attention.tasks.prepared import name_near
 
 VERSIONS = (5, 4)  # of Gymnasium's environments
 
@@ -42,8 +42,8 @@ RL_SETS: tuple[str, ...] = tuple(f"{name}-{kind}" for name in ENVIRONMENTS for k
 def environment_of(name: str) -> Environment:
     """Return the environment of a set such as ``hopper-medium``."""
     if name not in RL_SETS:
-        near = get_close_matches(name, RL_SETS, cutoff=0.5) or RL_SETS
-        raise ValueError(f"no set is called {name!r}; did you mean one of {', '.join(near)}?")
+        near = name_near(name, RL_SETS)
+        raise ValueError(f"no set is called {name!r}; did you mean one of {near}?")
     return ENVIRONMENTS[name.partition("-")[0]]
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from primal_attention.array_files import ArrayFile
 from primal_attention.tasks.offline_rl.d4rl_files import d4rl_file, read_d4rl
-from primal_attention.tasks.offline_rl.environments import environment_of
+from primal_attention.tasks.offline_rl.environments import RL_SETS, environment_of
 from primal_attention.tasks.offline_rl.trajectories import Trajectories, check_trajectories
-from primal_attention.tasks.prepared import PreparedSets
+from primal_attention.tasks.prepared import PreparedSets, data_folders
 
 _KINDS = {"states": np.float16, "actions": np.float16, "rewards": np.float32}
 _ARRAYS = (*_KINDS, "lengths", "terminated")
@@ -27,15 +27,11 @@ class TrajectorySets(PreparedSets[Trajectories]):
     """
 
     domain, format = "rl", "primal-attention trajectories, version 1"
-    kind, remedy = "set of trajectories", "primal data rl"
-    compressed, looks_around = True, False
-
-    def _check_name(self, name: str) -> None:
-        environment_of(name)
+    names, noun, compressed = RL_SETS, "set of trajectories", True
 
     def _find_files(self, name: str, folder: Path | None) -> Path | None:
-        place = self.folders(folder)[0]
-        files = (place / f"{name}.hdf5", place / d4rl_file(name))
+        kinds = (f"{name}.hdf5", d4rl_file(name))
+        files = (place / kind for place in data_folders(self.domain, folder) for kind in kinds)
         return next((each for each in files if each.is_file()), None)
 
     def _read_files(self, name: str, place: Path) -> Trajectories:
@@ -44,9 +40,13 @@ class TrajectorySets(PreparedSets[Trajectories]):
     def _pack(self, found: Trajectories) -> dict[str, Any]:
         arrays = {name: getattr(found, name) for name in _ARRAYS}
         arrays |= {name: arrays[name].astype(kind) for name, kind in _KINDS.items()}
-        return {"facts": np.array(json.dumps(found.facts)), **arrays}
+        return {
+            "format": np.array(self.format),
+            "facts": np.array(json.dumps(found.facts)),
+            **arrays,
+        }
 
-    def _unpack(self, arrays: ArrayFile, path: Path, name: str) -> Trajectories:
+    def _unpack(self, arrays: ArrayFile, name: str) -> Trajectories:
         facts = json.loads(arrays.text("facts"))
         if not isinstance(facts, dict):
             raise ValueError("its facts are no JSON object")
@@ -55,8 +55,9 @@ class TrajectorySets(PreparedSets[Trajectories]):
         return found
 
     def _advice(self, name: str, folder: Path | None) -> str:
+        place = data_folders(self.domain, folder)[0]
         return (
-            f"{name}: no data in {self.folders(folder)[0]}. Put a prepared {name}.npz or D4RL's "
+            f"{name}: no data in {place}. Put a prepared {name}.npz or D4RL's "
             f"{d4rl_file(name)} there, or make a set like it from trained policies with "
             "reproduction/primal_attention/table4_d4rl/make_sets.py"
         )

@@ -10,7 +10,6 @@ from primal_attention.tasks import (
     Task,
     find_images,
     images_task,
-    prepare_images,
 )
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS
 from primal_attention.training.domains.domain import Directions, Domain, with_directions
@@ -116,6 +115,4 @@ IMAGES = Domain(
     build_model=_model,
     recipes={"paper": images_paper, "clean": images_clean},
     find=find_images,
-    prepare=prepare_images,
-    usage="packs a folder of pictures into one file",
 )

@@ -49,5 +49,4 @@ RECALL = Domain(
     build_model=build_language_model,
     recipes={"clean": recall_clean},
     missing="generated when it is trained on",
-    usage="needs no preparation",
 )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from primal_attention.tasks import UEA_SETS, Task, find_uea, prepare_uea, uea_task
+from primal_attention.tasks import UEA_SETS, Task, find_uea, uea_task
 from primal_attention.training.domains.domain import Directions, Domain, with_directions
 from primal_attention.training.recipe import Recipe
 
@@ -79,7 +79,4 @@ UEA = Domain(
     make_task=_task,
     recipes={"paper": uea_paper, "clean": uea_clean},
     find=find_uea,
-    prepare=prepare_uea,
-    missing="to be downloaded",
-    usage="downloads a set if need be, and prepares it",
 )

@@ -113,7 +113,7 @@ def test_the_folder_may_come_from_the_environment(folder, monkeypatch):
         ("pathfinder", ["pathfinder32/curv_contour_length_14", "prepare_lra('pathfinder'"]),
         ("text", ["aclImdb", "ai.stanford.edu"]),
         ("retrieval", ["new_aan_pairs.train.tsv", "or take 'retrieval-imdb'"]),
-        ("image", ["cifar-10-batches-py", "cs.toronto.edu"]),
+        ("image", ["cifar-10-batches-bin", "cs.toronto.edu"]),
     ],
 )
 def test_what_is_missing_is_told_with_where_to_get_it(tmp_path, name, messages):
