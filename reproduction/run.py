@@ -227,7 +227,7 @@ def run_one(
     if runs is None:
         return table, row_of(train(recipe, task, fabric), commit)
     place = directory_of(runs, recipe)
-    outcome = train_in(place, recipe, task, fabric, until=deadline, tensorboard=False)
+    outcome = train_in(place, recipe, task, fabric, until=deadline)
     return table, row_of(outcome, commit)
 
 

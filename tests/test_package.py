@@ -255,7 +255,7 @@ def test_no_module_of_the_package_imports_an_optional_library(tmp_path):
     code += """
 heavy = {"matplotlib", "sklearn", "scipy", "lightning", "transformers", "timm", "pandas", "pytest"}
 heavy |= {"aeon", "numba", "lightning_fabric", "pytorch_lightning", "optuna", "typer", "rich"}
-heavy |= {"safetensors", "tensorboard"}
+heavy |= {"safetensors"}
 found = sorted(heavy & {name.split(".")[0] for name in sys.modules})
 assert not found, found
 """

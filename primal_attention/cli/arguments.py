@@ -37,7 +37,6 @@ _EXTRAS = {  # of packages that are imported on the way
     "lightning_fabric": "train",
     "optuna": "train",
     "safetensors": "train",
-    "tensorboard": "train",
     "aeon": "timeseries",
     "sklearn": "timeseries",
     "transformers": "patch",

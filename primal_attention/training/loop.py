@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.atomic_files import fitting, holding, remove_unfinished, writing_to
+from primal_attention.atomic_files import fitting, remove_unfinished, write_rows
 from primal_attention.state_dicts import check_fit
 from primal_attention.tasks import Cases, Task
 from primal_attention.training import sharded_state
@@ -49,60 +49,32 @@ from primal_attention.training.watchers import Watcher
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-REFIT = "refit"
+METRICS, REFIT = "metrics.csv", "refit"
 
 
 class Saving(NamedTuple):
     """When a run is saved: every so many seconds, and when its time is over."""
 
-    every: float
-    until: float
+    every: float = 30.0
+    until: float = math.inf
 
 
-def train(
-    recipe: Recipe,
-    task: Task,
-    fabric: Fabric,
-    *,
-    directory: Path | None = None,
-    watcher: Watcher | None = None,
-    save_every: float = 30.0,
-    until: float = math.inf,
-) -> Outcome:
+def train(recipe: Recipe, task: Task, fabric: Fabric, *, watcher: Watcher | None = None) -> Outcome:
     """Train a recipe on a task and measure the best round on the test cases, once.
+
+    Nothing is written: ``train_in`` keeps a run in a directory.
 
     Args:
         recipe: What to train and how.
         task: The cases, loss and metric.
         fabric: From ``launch``.
-        directory: Where checkpoints go; a run that was interrupted there is resumed.
         watcher: Is told how it goes.
-        save_every: Least number of seconds between two checkpoints.
-        until: The ``time.time()`` at which it has to stop. The round under way ends and is saved.
 
     Raises:
-        HeldError: Another process trains in the directory.
         LostPeerError: One of the processes that train together is gone.
-        OutOfTimeError: The run stopped there; called again with the directory it goes on.
     """
-    with alone_in(directory, fabric):
-        return train_alone(recipe, task, fabric, directory, watcher, Saving(save_every, until))
-
-
-@contextmanager
-def alone_in(directory: Path | None, fabric: Fabric) -> Iterator[None]:
-    """Hold a directory, which is made, against other runs; the first process does it for all."""
-    with ExitStack() as held:
-
-        def hold() -> None:
-            if directory is not None:
-                with writing_to(directory, directory, *directory.parents):
-                    directory.mkdir(parents=True, exist_ok=True)
-                held.enter_context(holding(directory))
-
-        with with_peers(fabric):
-            from_first(fabric, hold)
-            yield
+    with with_peers(fabric):
+        return train_alone(recipe, task, fabric, None, watcher, Saving())
 
 
 def train_alone(
@@ -113,11 +85,10 @@ def train_alone(
     watcher: Watcher | None,
     saving: Saving,
 ) -> Outcome:
-    """Train as ``train`` does, in a directory that this run holds already."""
+    """Train, with checkpoints in a directory that no other run writes to."""
     devices = [fabric.device] if fabric.device.type == "cuda" else []
-    watcher = watcher or Watcher()
     with torch.random.fork_rng(devices=devices):
-        run = Run(recipe, task, fabric, directory, watcher, saving)
+        run = Run(recipe, task, fabric, directory, watcher or Watcher(), saving)
         run.run()
         return run.outcome(run.refitted() if recipe.run.refit else run)
 
@@ -156,6 +127,7 @@ class Run:
     def run(self) -> None:
         """Run all rounds that are left."""
         self._resume()
+        self._write_metrics()
         self.watcher.start(self.recipe, self.plan, self.progress)
         try:
             saved = began = time.monotonic()
@@ -178,8 +150,7 @@ class Run:
         recipe = _as_long_as(self.progress.rounds[self.progress.best], self.recipe)
         task = replace(self.task, train=self.task.train.joined(self.task.valid))
         directory = self.directory and self.directory / REFIT
-        watcher = self.watcher.of_refit()
-        run = Run(recipe, task, self.fabric, directory, watcher, self.saving)
+        run = Run(recipe, task, self.fabric, directory, self.watcher, self.saving)
         run.run()
         return run
 
@@ -219,6 +190,7 @@ class Run:
         if self._is_best(found):
             self.progress.best = index
             self.best_weights = sharded_state.gather_model(self.model.module)
+        self._write_metrics()
         self.watcher.round(entry)
         self.fabric.log_dict(entry, step=int(entry["step"]))
 
@@ -236,6 +208,15 @@ class Run:
         if found.value == value:
             return found.loss < best["valid_loss"]
         return (found.value > value) == self.task.goal.higher_is_better
+
+    def _write_metrics(self) -> None:
+        """Write exactly the rounds that are done; those of a killed run that were not saved go."""
+        if self.directory is not None and self.fabric.is_global_zero:
+            path = self.directory / METRICS
+            if self.progress.rounds:
+                write_rows(path, self.progress.rounds)
+            else:
+                path.unlink(missing_ok=True)
 
     def _save(self) -> None:
         """Write all that a resumed run needs to one file, the best weights to another."""

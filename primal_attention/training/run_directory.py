@@ -3,7 +3,6 @@
 ====================  ==========================================================================
 ``recipe.json``       the recipe
 ``metrics.csv``       one row for each round that is done
-``tensorboard/``      the same for TensorBoard
 ``last.safetensors``  all that it takes to go on
 ``best.safetensors``  the weights of the best round, and what it takes to use them
 ``result.json``       what came of it; there once the run is over
@@ -16,20 +15,20 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primal_attention.atomic_files import UnreadableFileError, write_text
+from primal_attention.atomic_files import fitting, holding, write_text, writing_to
 from primal_attention.tasks import Task
 from primal_attention.training.checkpoint import BEST, read_checkpoint
 from primal_attention.training.devices import from_first, with_peers
 from primal_attention.training.domains import find_recipe
-from primal_attention.training.loop import Saving, alone_in, train_alone
+from primal_attention.training.loop import Saving, train_alone
 from primal_attention.training.outcome import Outcome
 from primal_attention.training.recipe import Recipe
-from primal_attention.training.watchers import MetricsFile, TensorBoard, Watcher, Watchers
+from primal_attention.training.watchers import Watcher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -46,31 +45,47 @@ def train_in(
     watcher: Watcher | None = None,
     save_every: float = 30.0,
     until: float = math.inf,
-    tensorboard: bool = True,
 ) -> Outcome:
-    """Train in a directory, whatever happened there before.
+    """Train a recipe in a directory: go on from the last checkpoint, or read the outcome.
 
-    A run that was interrupted goes on as if it had not been; of one that is over the outcome is
-    read. The arguments are those of ``train``; ``tensorboard=False`` leaves its files out.
+    Args:
+        directory: Where checkpoints, metrics and outcome go.
+        recipe: What to train and how.
+        task: The cases, loss and metric.
+        fabric: From ``launch``.
+        watcher: Is told how it goes.
+        save_every: Least number of seconds between two checkpoints.
+        until: The ``time.time()`` at which it has to stop. The round under way ends and is saved.
 
     Raises:
         HeldError: Another process trains there.
+        LostPeerError: One of the processes that train together is gone.
+        OutOfTimeError: The run stopped there; called again it goes on.
         UnreadableFileError: A file of the run is damaged, or of something else.
     """
-    with with_peers(fabric):
-        found = from_first(fabric, lambda: _outcome_in(directory, recipe))
-    if found is not None:
-        return found
-    with alone_in(directory, fabric):
-        found = from_first(fabric, lambda: _begin(directory, recipe))
-        if found is not None:  # another process ended it in the meantime
-            return found
-        logs = [MetricsFile(directory), *([TensorBoard(directory)] if tensorboard else [])]
-        watchers = Watchers([*logs, watcher or Watcher()])
-        saving = Saving(save_every, until)
-        outcome = train_alone(recipe, task, fabric, directory, watchers, saving)
-        from_first(fabric, lambda: write_text(directory / RESULT, _to_json(outcome)))
+    with _alone_in(directory, fabric):
+        outcome = from_first(fabric, lambda: _begin(directory, recipe))
+        if outcome is None:
+            saving = Saving(save_every, until)
+            outcome = train_alone(recipe, task, fabric, directory, watcher, saving)
+            text = _to_json(outcome)
+            from_first(fabric, lambda: write_text(directory / RESULT, text))
     return outcome
+
+
+@contextmanager
+def _alone_in(directory: Path, fabric: Fabric) -> Iterator[None]:
+    """Hold a directory, which is made, against other runs; the first process does it for all."""
+    with ExitStack() as held:
+
+        def hold() -> None:
+            with writing_to(directory, directory, *directory.parents):
+                directory.mkdir(parents=True, exist_ok=True)
+            held.enter_context(holding(directory))
+
+        with with_peers(fabric):
+            from_first(fabric, hold)
+            yield
 
 
 def directory_of(out: Path, recipe: Recipe) -> Path:
@@ -91,7 +106,7 @@ def read_outcome(directory: Path) -> Outcome:
     if not path.is_file():
         raise FileNotFoundError(f"no run is over in {directory}: there is no {RESULT}")
     weights = read_checkpoint(directory / BEST).tensors
-    with _reading(path, "the same command makes it again once it is removed"):
+    with fitting(path, "the outcome of a run"):
         values = json.loads(path.read_text(encoding="utf-8"))
         recipe = Recipe.from_json(json.dumps(values.pop("recipe")))
         outcome = Outcome(recipe=recipe, **values, weights=weights)
@@ -104,36 +119,19 @@ def read_recipe(directory: Path) -> Recipe | None:
     path = directory / RECIPE
     if not path.exists():
         return None
-    with _reading(path, "remove it, and its recipe is taken from the command"):
+    with fitting(path, "the recipe of a run"):
         return Recipe.from_json(path.read_text(encoding="utf-8"))
 
 
-@contextmanager
-def _reading(path: Path, remedy: str) -> Iterator[None]:
-    """Name a file of JSON that is damaged, or says something else."""
-    try:
-        yield
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        if isinstance(error, KeyError):
-            reason = f"it lacks {reason}"
-        raise UnreadableFileError(f"{path} is damaged: {reason}; {remedy}") from error
-
-
-def _outcome_in(directory: Path, recipe: Recipe) -> Outcome | None:
-    """Read the outcome of the same recipe; None where result or weights are missing."""
+def _begin(directory: Path, recipe: Recipe) -> Outcome | None:
+    """Read the outcome of the same recipe; else prepare the directory."""
     found = read_recipe(directory)
-    if found is not None:
+    if found is None:
+        write_text(directory / RECIPE, recipe.to_json())
+    else:
         recipe.check_same(found, directory)
     whole = (directory / RESULT).exists() and (directory / BEST).exists()
     return read_outcome(directory) if whole else None
-
-
-def _begin(directory: Path, recipe: Recipe) -> Outcome | None:
-    """Read the outcome that is there already; else prepare the directory."""
-    if not (directory / RECIPE).exists():
-        write_text(directory / RECIPE, recipe.to_json())
-    return _outcome_in(directory, recipe)
 
 
 def _to_json(outcome: Outcome) -> str:

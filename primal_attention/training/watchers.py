@@ -1,18 +1,10 @@
-"""Watchers of a run: log files, a bar in a terminal, lines elsewhere.
-
-``metrics.csv`` and the files of TensorBoard are rewritten from the saved rounds when a run is
-resumed, so that a killed run has neither gaps nor repeats.
-"""
+"""Watchers of a run: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.atomic_files import write_rows, writing_to
 from primal_attention.extras import needing
 from primal_attention.training.batch_plan import BatchPlan
 from primal_attention.training.outcome import Entry, Progress
@@ -21,11 +13,9 @@ from primal_attention.training.recipe import Recipe
 if TYPE_CHECKING:
     from rich.console import Console
 
-METRICS, TENSORBOARD = "metrics.csv", "tensorboard"
-
 
 class Watcher:
-    """Observer of a run, in the first process alone; this one does nothing."""
+    """Observer of a run and of its refit, in the first process alone; this one does nothing."""
 
     def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
         """Begin, or resume after the rounds of the progress, which grows as it runs."""
@@ -38,97 +28,6 @@ class Watcher:
 
     def stop(self) -> None:
         """Finish, at the end of a run or at an interruption."""
-
-    def of_refit(self) -> Watcher:
-        """Return the watcher of the refit run; silent by default."""
-        return Watcher()
-
-
-class Watchers(Watcher):
-    """Several watchers, told one after the other."""
-
-    def __init__(self, watchers: Sequence[Watcher]):
-        self.watchers = watchers
-
-    def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
-        """Tell each."""
-        for watcher in self.watchers:
-            watcher.start(recipe, plan, progress)
-
-    def step(self, step: int) -> None:
-        """Tell each."""
-        for watcher in self.watchers:
-            watcher.step(step)
-
-    def round(self, entry: Entry) -> None:
-        """Tell each."""
-        for watcher in self.watchers:
-            watcher.round(entry)
-
-    def stop(self) -> None:
-        """Tell each, even where one fails."""
-        with ExitStack() as told:
-            for watcher in reversed(self.watchers):
-                told.callback(watcher.stop)
-
-    def of_refit(self) -> Watcher:
-        """Return the watchers that each has for the refit run."""
-        return Watchers([watcher.of_refit() for watcher in self.watchers])
-
-
-class MetricsFile(Watcher):
-    """One row a round in ``metrics.csv``: exactly the rounds that are done."""
-
-    def __init__(self, directory: Path):
-        self.path = directory / METRICS
-
-    def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
-        """Write the rounds that are done; those of a killed run that were not saved go."""
-        self.progress = progress
-        self._write()
-
-    def round(self, entry: Entry) -> None:
-        """Add the round."""
-        self._write()
-
-    def _write(self) -> None:
-        rounds = self.progress.rounds
-        if not rounds:
-            self.path.unlink(missing_ok=True)
-            return
-        write_rows(self.path, rounds)
-
-
-class TensorBoard(Watcher):
-    """A scalar for each number of a round, in the folder ``tensorboard``."""
-
-    def __init__(self, directory: Path):
-        self.directory = directory
-
-    def start(self, recipe: Recipe, plan: BatchPlan, progress: Progress) -> None:
-        """Begin a file with the rounds that are done, in place of those there were."""
-        from lightning_fabric.loggers.tensorboard import TensorBoardLogger
-
-        with writing_to(self.directory / TENSORBOARD):
-            for old in (self.directory / TENSORBOARD).glob("events.out.tfevents.*"):
-                old.unlink()
-            with needing("logs for TensorBoard need it", "train"):
-                self.logger: Any = TensorBoardLogger(
-                    self.directory, name=TENSORBOARD, version="", flush_secs=10
-                )
-        for entry in progress.rounds:
-            self.round(entry)
-
-    def round(self, entry: Entry) -> None:
-        """Add the round."""
-        numbers = {name: value for name, value in entry.items() if name != "step"}
-        with writing_to(self.directory / TENSORBOARD):
-            self.logger.log_metrics(numbers, int(entry["step"]))
-
-    def stop(self) -> None:
-        """Write what is still in memory."""
-        with writing_to(self.directory / TENSORBOARD):
-            self.logger.finalize("")
 
 
 def progress_bar(console: Console | None = None) -> Watcher:
@@ -165,10 +64,6 @@ class Lines(Watcher):
         """Say the last round where it was not."""
         if self.unsaid:
             self._say(self.unsaid)
-
-    def of_refit(self) -> Watcher:
-        """Lines again."""
-        return self
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
@@ -210,10 +105,6 @@ class _Bar(Watcher):
     def stop(self) -> None:
         """Leave the bar as it is."""
         self.bar.stop()
-
-    def of_refit(self) -> Watcher:
-        """Show a bar again."""
-        return self
 
 
 def _told(plan: BatchPlan, progress: Progress) -> str:

@@ -60,7 +60,7 @@ class Reader(HTMLParser):
 def train_small(directory, recipe, task):
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     fabric = launch("fp32", accelerator="cpu", devices=1)
-    return train_in(directory, recipe, task, fabric, tensorboard=False)
+    return train_in(directory, recipe, task, fabric)
 
 
 def small_recipe(model="primal_plus", **changes):

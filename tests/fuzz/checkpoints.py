@@ -43,7 +43,7 @@ def make_subjects(folder: Path) -> list[Subject]:
     sizes = {"dim": 8, "num_heads": 2, "ffn_dim": 8, "epochs": 1}
     recipe = Recipe("uea/JapaneseVowels", "linear", **sizes)
     task = uea_task("JapaneseVowels", valid=0.2, seed=0)
-    train_in(run, recipe, task, launch(accelerator="cpu", devices=1), tensorboard=False)
+    train_in(run, recipe, task, launch(accelerator="cpu", devices=1))
     estimator = PrimalFormerClassifier(**sizes, num_layers=1, num_directions=3, random_state=0)
     numbers = np.random.default_rng(0)
     estimator.fit(numbers.normal(size=(12, 2, 5)), np.arange(12) % 2).save(folder / "estimator")

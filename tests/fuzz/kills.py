@@ -30,10 +30,7 @@ import torch
 from primal_attention.training.checkpoint import read_checkpoint
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PRELOADED = [
-    *("primal_attention.cli.train", "lightning_fabric", "torch._dynamo"),
-    *("torch.utils.tensorboard", "aeon.datasets"),
-]
+PRELOADED = ["primal_attention.cli.train", "lightning_fabric", "torch._dynamo", "aeon.datasets"]
 SETTINGS = (
     *("dim=16", "num_heads=2", "ffn_dim=16", "attention.num_directions=5", "batch_size=64"),
     *("epochs=10", "patience=none", "refit=true", "eta=0.1"),

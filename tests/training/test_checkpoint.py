@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from primal_attention.atomic_files import remove_unfinished, replacing
-from primal_attention.training import train
+from primal_attention.training import train_in
 from primal_attention.training.checkpoint import (
     FORMAT,
     read_checkpoint,
@@ -173,7 +173,7 @@ def test_a_checkpoint_without_a_checksum_is_read_with_a_warning(tmp_path, caplog
 @pytest.mark.parametrize("setting", ["dim", "ffn_dim", "num_layers", "num_tokens"])
 def test_sizes_that_the_tensors_do_not_have_are_refused_before_memory_is_taken(tmp_path, setting):
     """In a process with 2 GiB more than it has, where a model of that size would not go."""
-    outcome = train(toy_recipe(epochs=1), toy_task(), one_process(), directory=tmp_path / "run")
+    outcome = train_in(tmp_path / "run", toy_recipe(epochs=1), toy_task(), one_process())
     best = read_checkpoint(tmp_path / "run" / "best.safetensors")
     facts = dict(best.facts)
     if setting == "num_tokens":

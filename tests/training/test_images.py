@@ -220,15 +220,15 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     whole = run(recipe)
     for _ in range(2):
         with pytest.raises(OutOfTimeError):
-            train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC, until=0, tensorboard=False)
-    parts = train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC, tensorboard=False)
+            train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC, until=0)
+    parts = train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC)
     assert (whole.rounds, whole.value, whole.best) == (parts.rounds, parts.value, parts.best)
     assert all(torch.equal(whole.weights[name], parts.weights[name]) for name in whole.weights)
 
 
 def test_a_checkpoint_answers_pictures(folder, tmp_path):
     recipe = small("primal_plus", "epochs=2", "augment=light", "refit=true")
-    outcome = train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC, tensorboard=False)
+    outcome = train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC)
     best = read_checkpoint(tmp_path / "run" / BEST)
     assert best.facts["labels"] == ["birds", "cats", "dogs"]
     model = build_model(recipe, Sizes(**best.facts["sizes"])).eval()

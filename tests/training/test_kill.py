@@ -15,9 +15,7 @@ from .programs import train_one
 
 # Processes are forked from one that has imported what takes seconds and computed nothing.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["primal_attention.training", "lightning_fabric", "torch._dynamo", "torch.utils.tensorboard"]
-)
+PROCESSES.set_forkserver_preload(["primal_attention.training", "lightning_fabric", "torch._dynamo"])
 KILLS, LIMIT = 3, 120.0
 
 

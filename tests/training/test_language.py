@@ -194,8 +194,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(folder, tmp_path, 
     whole = run(recipe)
     for steps in (8, 16):
         with pytest.raises(OutOfTimeError, match=f"after step {steps}$"):
-            train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC, until=0, tensorboard=False)
-    parts = train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC, tensorboard=False)
+            train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC, until=0)
+    parts = train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC)
     assert (whole.rounds, whole.value, whole.best) == (parts.rounds, parts.value, parts.best)
     assert all(torch.equal(whole.weights[name], parts.weights[name]) for name in whole.weights)
 

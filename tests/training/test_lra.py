@@ -104,9 +104,6 @@ def test_refit_of_a_run_of_steps(folder):
         def start(self, recipe, plan, progress):
             plans.append(plan)
 
-        def of_refit(self):
-            return self
-
     outcome = run(small_recipe("listops", "softmax", "clean", "refit=true"), watcher=Noted())
     assert plans[1].total_steps == outcome.rounds[outcome.best]["step"]
     assert plans[1].num_cases == plans[0].num_cases + 31
@@ -119,10 +116,9 @@ def test_a_run_that_is_stopped_in_time_goes_on_as_if_it_had_not_been(folder, tmp
     directory = tmp_path / "parts"
     for steps in (7, 14):
         with pytest.raises(OutOfTimeError, match=f"after step {steps}$"):
-            train_in(directory, recipe, task_of(recipe), FABRIC, until=0, tensorboard=False)
-    parts = train_in(directory, recipe, task_of(recipe), FABRIC, tensorboard=False)
+            train_in(directory, recipe, task_of(recipe), FABRIC, until=0)
+    parts = train_in(directory, recipe, task_of(recipe), FABRIC)
     assert_same(whole, parts)
-    assert not (directory / "tensorboard").exists()
 
 
 def test_a_run_that_ends_in_time_is_not_out_of_it(folder, tmp_path):

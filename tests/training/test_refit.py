@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primal_attention.tasks import Cases
-from primal_attention.training import Watcher, train
+from primal_attention.training import Watcher, train, train_in
 from primal_attention.training import loop as the_loop
 from primal_attention.training.checkpoint import BEST, read_checkpoint
 from primal_attention.training.loop import REFIT
@@ -28,9 +28,6 @@ class Plans(Watcher):
         if self.interrupt and len(self.plans) == 2:
             raise KeyboardInterrupt
 
-    def of_refit(self):
-        return self
-
 
 def test_cases_join_in_order():
     joined = TASK.train.joined(TASK.valid)
@@ -44,7 +41,7 @@ def test_cases_join_in_order():
 def test_the_second_training_has_all_cases_and_the_epochs_of_the_best_round(tmp_path):
     recipe = toy_recipe(epochs=7, refit=True, lr=0.02)
     watcher = Plans()
-    outcome = train(recipe, TASK, FABRIC, directory=tmp_path, watcher=watcher, save_every=0)
+    outcome = train_in(tmp_path, recipe, TASK, FABRIC, watcher=watcher, save_every=0)
     first, second = watcher.plans
     assert (first.num_cases, second.num_cases) == (TRAIN, TRAIN + VALID)
     assert second.epochs == outcome.rounds[outcome.best]["epoch"]
@@ -73,17 +70,12 @@ def test_the_test_cases_are_looked_at_once(monkeypatch):
 
 def test_an_interrupted_second_training_goes_on(tmp_path):
     recipe = toy_recipe(epochs=4, refit=True, dropout=0.2)
-    whole = train(recipe, TASK, FABRIC, directory=tmp_path / "whole", save_every=0)
+    whole = train_in(tmp_path / "whole", recipe, TASK, FABRIC, save_every=0)
     with pytest.raises(KeyboardInterrupt):
-        train(
-            recipe,
-            TASK,
-            FABRIC,
-            directory=tmp_path / "parts",
-            watcher=Plans(interrupt=True),
-            save_every=0,
+        train_in(
+            tmp_path / "parts", recipe, TASK, FABRIC, watcher=Plans(interrupt=True), save_every=0
         )
-    parts = train(recipe, TASK, FABRIC, directory=tmp_path / "parts", save_every=0)
+    parts = train_in(tmp_path / "parts", recipe, TASK, FABRIC, save_every=0)
     assert (tmp_path / "parts" / REFIT).is_dir()
     assert (whole.value, whole.rounds, whole.steps) == (parts.value, parts.rounds, parts.steps)
     assert all(torch.equal(whole.weights[name], each) for name, each in parts.weights.items())

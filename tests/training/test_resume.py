@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from primal_attention.tasks import SeriesEncoding
-from primal_attention.training import Watcher, build_model, train
+from primal_attention.training import Watcher, build_model, train, train_in
 from primal_attention.training.checkpoint import BEST, LAST, read_checkpoint
 
 from .toy import Interrupted, one_process, toy_recipe, toy_task
@@ -28,7 +28,7 @@ def assert_equal(a, b):
 
 def interrupted(recipe, directory, epoch, fabric=FABRIC, **options):
     with pytest.raises(KeyboardInterrupt):
-        train(recipe, TASK, fabric, directory=directory, watcher=Interrupted(epoch), **options)
+        train_in(directory, recipe, TASK, fabric, watcher=Interrupted(epoch), **options)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def interrupted(recipe, directory, epoch, fabric=FABRIC, **options):
 )
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, model, settings):
     recipe = toy_recipe(model, epochs=6, dropout=0.3, **settings)
-    whole = train(recipe, TASK, FABRIC, directory=tmp_path / "whole", save_every=0)
+    whole = train_in(tmp_path / "whole", recipe, TASK, FABRIC, save_every=0)
     interrupted(recipe, tmp_path / "parts", 4, save_every=0)
     seen = read_checkpoint(tmp_path / "parts" / LAST).facts["progress"]["rounds"]
     assert [entry["epoch"] for entry in seen] in ([1, 2, 3], [2])
     torch.manual_seed(17)  # whatever the caller's random numbers are
-    parts = train(recipe, TASK, FABRIC, directory=tmp_path / "parts", save_every=0)
+    parts = train_in(tmp_path / "parts", recipe, TASK, FABRIC, save_every=0)
     assert_same(whole, parts)
     for name in (LAST, BEST):
         ends = [read_checkpoint(tmp_path / run / name) for run in ("whole", "parts")]
@@ -59,14 +59,14 @@ def test_interrupted_before_anything_was_saved(tmp_path):
     recipe = toy_recipe()
     interrupted(recipe, tmp_path, 3)
     assert not (tmp_path / LAST).exists()
-    assert_same(train(recipe, TASK, FABRIC, directory=tmp_path), train(recipe, TASK, FABRIC))
+    assert_same(train_in(tmp_path, recipe, TASK, FABRIC), train(recipe, TASK, FABRIC))
 
 
 def test_early_stopping_remembers(tmp_path):
     recipe = toy_recipe(epochs=100, patience=3, lr=0.3)
     whole = train(recipe, TASK, FABRIC)
     interrupted(recipe, tmp_path, len(whole.rounds) - 1, save_every=0)
-    assert_same(whole, train(recipe, TASK, FABRIC, directory=tmp_path))
+    assert_same(whole, train_in(tmp_path, recipe, TASK, FABRIC))
 
 
 def test_a_run_that_is_over_is_not_trained_again(tmp_path):
@@ -74,24 +74,25 @@ def test_a_run_that_is_over_is_not_trained_again(tmp_path):
         def step(self, step):
             raise AssertionError
 
-    first = train(toy_recipe(), TASK, FABRIC, directory=tmp_path)
-    again = train(toy_recipe(), TASK, FABRIC, directory=tmp_path, watcher=NoStep())
+    first = train_in(tmp_path, toy_recipe(), TASK, FABRIC)
+    (tmp_path / "result.json").unlink()
+    again = train_in(tmp_path, toy_recipe(), TASK, FABRIC, watcher=NoStep())
     assert_same(first, again)
     assert again.seconds == first.seconds
 
 
 def test_another_recipe_in_the_directory_is_refused(tmp_path):
-    train(toy_recipe(epochs=1), TASK, FABRIC, directory=tmp_path)
+    train_in(tmp_path, toy_recipe(epochs=1), TASK, FABRIC)
     before = (tmp_path / LAST).read_bytes()
     with pytest.raises(ValueError, match=r"another recipe \(epochs=1\); choose another directory"):
-        train(toy_recipe(epochs=2), TASK, FABRIC, directory=tmp_path)
+        train_in(tmp_path, toy_recipe(epochs=2), TASK, FABRIC)
     assert (tmp_path / LAST).read_bytes() == before
 
 
 def test_best_is_written_again_where_a_kill_came_before_it(tmp_path):
-    outcome = train(toy_recipe(), TASK, FABRIC, directory=tmp_path)
+    outcome = train_in(tmp_path, toy_recipe(), TASK, FABRIC)
     (tmp_path / BEST).unlink()
-    train(toy_recipe(), TASK, FABRIC, directory=tmp_path)
+    train_in(tmp_path, toy_recipe(), TASK, FABRIC)
     assert_equal(read_checkpoint(tmp_path / BEST).tensors, outcome.weights)
 
 
@@ -102,7 +103,7 @@ def test_saving_happens_no_more_often_than_asked(tmp_path):
         def round(self, entry):
             saved.append((tmp_path / LAST).exists())
 
-    train(toy_recipe(), TASK, FABRIC, directory=tmp_path, watcher=Noted(), save_every=1e6)
+    train_in(tmp_path, toy_recipe(), TASK, FABRIC, watcher=Noted(), save_every=1e6)
     assert saved == [False] * 5
     assert (tmp_path / LAST).exists()  # the end is always saved
 
@@ -110,7 +111,7 @@ def test_saving_happens_no_more_often_than_asked(tmp_path):
 def test_best_checkpoint_is_all_a_user_needs(tmp_path):
     encoding = SeriesEncoding.fit([torch.randn(5, 11).numpy()])
     task = replace(TASK, labels=("a", "b", "c"), encoding=encoding)
-    outcome = train(toy_recipe(), task, FABRIC, directory=tmp_path)
+    outcome = train_in(tmp_path, toy_recipe(), task, FABRIC)
     best = read_checkpoint(tmp_path / BEST)
     assert best.facts["labels"] == ["a", "b", "c"]
     assert SeriesEncoding.from_dict(best.facts["encoding"]).to_dict() == encoding.to_dict()
@@ -134,4 +135,4 @@ def test_scale_of_the_loss_in_fp16_is_kept(tmp_path):
     interrupted(recipe, tmp_path, 4, fp16(), save_every=0)
     kept = read_checkpoint(tmp_path / LAST).facts["precision"]
     assert (kept["scale"], kept["_growth_tracker"]) == (2.0**14, 0)
-    assert_same(whole, train(recipe, TASK, fp16(), directory=tmp_path))
+    assert_same(whole, train_in(tmp_path, recipe, TASK, fp16()))

@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 def run(folder, tmp_path_factory):
     """The directory of a run that is over."""
     recipe, place = small(), tmp_path_factory.mktemp("run")
-    train_in(place, recipe, task_of(recipe, folder), one_process(), tensorboard=False)
+    train_in(place, recipe, task_of(recipe, folder), one_process())
     return place
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from primal_attention.training import Watcher, read_outcome, train_in
-from primal_attention.training.watchers import TensorBoard
 
 from .toy import Interrupted, one_process, toy_recipe, toy_task
 
@@ -21,38 +20,16 @@ def metrics(directory):
         return [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
-def scalars(directory):
-    """Step and value of every event, repeats included."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-    found = {}
-    for path in (directory / "tensorboard").iterdir():
-        for event in EventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                number = value.tensor.float_val[0]
-                found.setdefault(value.tag, []).append((event.step, number))
-    return found
-
-
 def interrupted(recipe, directory, epoch, **options):
     with pytest.raises(KeyboardInterrupt):
         train_in(directory, recipe, TASK, FABRIC, watcher=Interrupted(epoch), **options)
 
 
-def assert_logs_hold(directory, rounds):
-    assert metrics(directory) == rounds
-    found = scalars(directory)
-    assert sorted(found) == sorted(set(rounds[0]) - {"step"})
-    for name, events in found.items():
-        assert [step for step, _ in events] == [entry["step"] for entry in rounds]
-        assert [value for _, value in events] == pytest.approx([entry[name] for entry in rounds])
-
-
 def test_files_of_a_run(tmp_path):
     outcome = train_in(tmp_path / "a" / "run", toy_recipe(), TASK, FABRIC)
     directory = tmp_path / "a" / "run"
-    assert sorted(path.name for path in directory.iterdir()) == [*FILES, "tensorboard"]
-    assert_logs_hold(directory, outcome.rounds)
+    assert sorted(path.name for path in directory.iterdir()) == FILES
+    assert metrics(directory) == outcome.rounds
     result = json.loads((directory / "result.json").read_text())
     assert result["value"] == outcome.value
     assert result["recipe"] == json.loads((directory / "recipe.json").read_text())
@@ -67,7 +44,7 @@ def test_logs_of_a_resumed_run_have_no_gaps_and_no_repeats(tmp_path, save_every)
         assert len(metrics(tmp_path / "parts")) == epoch
     parts = train_in(tmp_path / "parts", recipe, TASK, FABRIC)
     train_in(tmp_path / "whole", recipe, TASK, FABRIC)
-    assert_logs_hold(tmp_path / "parts", parts.rounds)
+    assert metrics(tmp_path / "parts") == parts.rounds
     texts = [(tmp_path / run / "metrics.csv").read_bytes() for run in ("whole", "parts")]
     assert texts[0] == texts[1]
 
@@ -81,7 +58,6 @@ def test_rounds_that_were_not_saved_are_gone_once_it_goes_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train_in(tmp_path, toy_recipe(), TASK, FABRIC, watcher=AtOnce())
     assert not (tmp_path / "metrics.csv").exists()
-    assert scalars(tmp_path) == {}
 
 
 def test_outcome_of_a_run_that_is_over_is_read(tmp_path):
@@ -106,18 +82,10 @@ def test_killed_after_the_last_round(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no run is over in .*: there is no result\.json"):
         read_outcome(tmp_path)
     assert train_in(tmp_path, toy_recipe(), TASK, FABRIC).value == first.value
-    assert_logs_hold(tmp_path, first.rounds)
+    assert metrics(tmp_path) == first.rounds
 
 
 def test_another_recipe_is_refused_before_anything_was_saved(tmp_path):
     interrupted(toy_recipe(), tmp_path, 1)
     with pytest.raises(ValueError, match=r"another recipe \(lr=0.001\)"):
         train_in(tmp_path, toy_recipe(lr=0.1), TASK, FABRIC)
-
-
-def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_fabric.loggers.tensorboard._TENSORBOARD_AVAILABLE", False)
-    monkeypatch.setattr("lightning_fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", False)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'primal-attention\[train\]'"):
-        train_in(tmp_path, toy_recipe(), TASK, FABRIC)
-    assert issubclass(TensorBoard, Watcher)

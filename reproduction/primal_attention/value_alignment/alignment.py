@@ -83,7 +83,7 @@ def trained(recipe: Any, task: Any) -> nn.Module:
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        train_in(place, recipe, task, launch(recipe.run.precision, devices=1), tensorboard=False)
+        train_in(place, recipe, task, launch(recipe.run.precision, devices=1))
         return load_trained(place).model
 
 
