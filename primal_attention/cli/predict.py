@@ -1,6 +1,5 @@
 """`primal predict`: the classes of new time series."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from torch import Tensor
 from primal_attention.array_files import read_array
 from primal_attention.atomic_files import csv_text, write_text
 from primal_attention.cli.arguments import naming
-from primal_attention.foreign_files import file_size, reading
+from primal_attention.foreign_files import reading
 from primal_attention.tasks import Series, SeriesEncoding
 from primal_attention.tasks.ts_files import read_ts
 from primal_attention.training.model_factory import Trained, load_trained
@@ -68,33 +67,7 @@ def read_series(path: Path) -> Series:
         return list(array)
     if path.suffix != ".ts":
         raise ValueError(f"{path} must end in .ts or .npy, got {path.suffix!r}")
-    file_size(path)
-    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    unlabelled = any(line.lower().split() == ["@classlabel", "false"] for line in lines)
-    return _read_unlabelled(path, lines) if unlabelled else read_ts(path).series
-
-
-def _read_unlabelled(path: Path, lines: list[str]) -> Series:
-    """Read a file without classes as one whose cases all have the same."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / path.name
-        copy.write_text("\n".join(_labelled(lines)), encoding="utf-8")
-        try:
-            return read_ts(copy).series
-        except ValueError as error:
-            raise ValueError(str(error).replace(str(copy), str(path))) from None
-
-
-def _labelled(lines: list[str]) -> Iterator[str]:
-    in_data = False
-    for line in lines:
-        if line.lower().startswith("@classlabel"):
-            yield "@classLabel true unknown"
-        elif in_data and line.strip() and not line.startswith("#"):
-            yield f"{line}:unknown"
-        else:
-            in_data = in_data or line.strip().lower() == "@data"
-            yield line
+    return read_ts(path, labelled=False).series
 
 
 def _probabilities(

@@ -1,27 +1,18 @@
 """`primal spectrum`: what the attention of a trained model does."""
 
 from collections.abc import Iterator, Mapping
-from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from primal_attention.analysis import Spectrum, plot_spectra
 from primal_attention.analysis import spectrum as measure_spectrum
 from primal_attention.analysis.plot_style import save_figure
-from primal_attention.analysis.spectrum import (
-    MEASURES,
-    LayerSpectrum,
-    check_energy,
-    curve_rows,
-    layer_rows,
-)
+from primal_attention.analysis.spectrum import check_energy, curve_rows, layer_rows
 from primal_attention.analysis.suggestion import suggestion_from
 from primal_attention.atomic_files import write_rows
 from primal_attention.cli.arguments import SPLITS, Checkpoint, Split, check_name, load_task, naming
@@ -30,16 +21,6 @@ from primal_attention.training.model_factory import Trained, load_trained
 
 PNG, LAYERS, CURVES = "spectrum.png", "spectrum.csv", "spectrum_curves.csv"
 _BATCH_SIZE = 8
-_WORDS = ("layer", "attention")
-_COLUMNS = (  # of two lines, so that they fit into 80 columns
-    *_WORDS,
-    "tokens",
-    "s for\n90 %",
-    "effective\nrank",
-    "row\nentropy",
-    "asym-\nmetry",
-    "redun-\ndancy",
-)
 
 
 def spectrum(
@@ -74,15 +55,15 @@ def spectrum(
             raise ValueError(f"{task.name} has {task.sizes}, not {trained[0].sizes}")
         spectra = _spectra(trained, chosen, cases)
         figure = plot_spectra(spectra)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     for name, each in spectra.items():
-        _print(console, name, each, energy)
+        console.print(f"{name}\n\n{each}\n\n{suggestion_from(each, energy)}\n")
     save_figure(figure, out / PNG)
     write_rows(out / LAYERS, layer_rows(spectra))
     write_rows(out / CURVES, curve_rows(spectra))
     number = min(cases, len(chosen))
     written = ", ".join(str(out / name) for name in (PNG, LAYERS, CURVES))
-    console.print(f"{number} {split} cases; wrote {written}", soft_wrap=True)
+    console.print(f"{number} {split} cases; wrote {written}")
 
 
 def _comparable(other: Trained, first: Trained) -> Trained:
@@ -109,45 +90,3 @@ def _batches(cases: Cases, number: int) -> Iterator[Mapping[str, Tensor]]:
     indices = torch.arange(min(number, len(cases)))
     for start in range(0, len(indices), _BATCH_SIZE):
         yield cases[indices[start : start + _BATCH_SIZE]].inputs
-
-
-def _print(console: Any, name: str, measured: Spectrum, energy: float) -> None:
-    labels, pattern = short_names([layer.name for layer in measured.layers])
-    table = Table(
-        title=f"{name}: attention layers, means over heads and cases",
-        caption=f"layers: {pattern}; deviations are in {LAYERS}",
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
-    for column in (*_COLUMNS, f"suggested\ns ({energy:.0%})"):
-        table.add_column(column, no_wrap=True, justify="left" if column in _WORDS else "right")
-    suggested = suggestion_from(measured, energy).num_directions
-    for label, layer in zip(labels, measured.layers, strict=True):
-        table.add_row(label, layer.attention, *_means(layer), str(suggested[layer.name]))
-    console.print(table)
-    for path, why in measured.skipped.items():
-        console.print(f"{path}: {why}", markup=False, soft_wrap=True)
-
-
-def _means(layer: LayerSpectrum) -> Iterator[str]:
-    yield f"{layer.num_tokens.mean:.4g}"
-    for name in MEASURES:
-        mean = getattr(layer, name).mean
-        yield "-" if mean != mean else f"{mean:.3g}"
-
-
-def short_names(names: list[str]) -> tuple[list[str], str]:
-    """Return the part by which each name differs from the others, and the common pattern."""
-    parts = [name.split(".") for name in names]
-    shortest = min(map(len, parts))
-    head = min(_num_shared(parts), shortest - 1)
-    tail = min(_num_shared([each[::-1] for each in parts]), shortest - head - 1)
-    ends = [len(each) - tail for each in parts]
-    labels = [".".join(each[head:end]) for each, end in zip(parts, ends, strict=True)]
-    return labels, ".".join([*parts[0][:head], "*", *parts[0][ends[0] :]])
-
-
-def _num_shared(parts: list[list[str]]) -> int:
-    """Count the leading parts that all have in common."""
-    columns = zip(*parts, strict=False)
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))

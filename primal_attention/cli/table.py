@@ -1,7 +1,7 @@
 """`primal table`: a table of the paper beside our runs."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from primal_attention.atomic_files import csv_text, write_text
 from primal_attention.cli.arguments import check_files, naming
 from primal_attention.training import tables
 from primal_attention.training.recipe import nearest
 from primal_attention.training.results import Estimate, Row, read_rows
 
 _SOURCES = {tables.PRINTED: "paper", "paper": "paper's protocol", "clean": "clean protocol"}
+_WIDTH = 18  # of a column of numbers, about
 
 
 def table(
@@ -38,8 +38,6 @@ def table(
         list[str] | None,
         typer.Option("--set", help="Show runs with this setting key=value instead."),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the table as CSV.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write it as Markdown.")] = None,
 ) -> None:
     """Show the paper's numbers beside ours: mean, 95 % interval and number of seeds."""
     with naming("NAME or --folder"):
@@ -54,14 +52,11 @@ def table(
     with naming("--column, --set or --results"):
         filled = tables.fill(expected, rows, columns=column or (), settings=set_ or ())
     console = Console(highlight=False)
-    for columns in _side_by_side(filled, console.width):
-        console.print(_rich_table(filled, columns))
+    together = max(1, (console.width - _WIDTH) // (_WIDTH * len(filled.sources)))
+    for start in range(0, len(filled.columns), together):
+        console.print(_rich_table(filled, filled.columns[start : start + together]))
     for note in _notes(filled, files, rows):
         console.print(note, markup=False, soft_wrap=True)
-    for out, text in ((csv, _to_csv(filled)), (markdown, _to_markdown(filled, files, rows))):
-        if out is not None:
-            with naming("--csv or --markdown"):
-                write_text(out, text)
 
 
 def _protocols(expected: tables.Expected, chosen: Sequence[str] | None) -> tuple[str, ...]:
@@ -77,58 +72,23 @@ def _default_results(folder: Path) -> Path:
     return next((place for place in places if place.is_file()), places[0])
 
 
-def _side_by_side(table: tables.Table, width: int) -> Iterator[list[str]]:
-    """Split the columns into as many tables as it takes to fit the terminal."""
-    widths = [_widest(texts) for texts in zip(*_grid(table, table.columns), strict=True)]
-    num_keys, num_sources = len(_key_names(table)), len(table.sources)
-    room = width - sum(widths[:num_keys]) - 1
-    left, columns = room, list[str]()
-    for index, column in enumerate(table.columns):
-        first = num_keys + index * num_sources
-        needed = sum(widths[first : first + num_sources])
-        if columns and needed > left:
-            yield columns
-            left, columns = room, []
-        columns.append(column)
-        left -= needed
-    yield columns
-
-
-def _widest(texts: Sequence[str]) -> int:
-    """Return the width of the widest line of some cells, with a frame on one side."""
-    return max(len(line) for text in texts for line in text.split("\n")) + 3
-
-
-def _grid(table: tables.Table, columns: Sequence[str], separator: str = "\n") -> list[list[str]]:
-    """Format headings, rows and averages, each with its keys first."""
-    names = _key_names(table)
-    wheres = [(column, source) for column in columns for source in table.sources]
-    headings = [
-        f"{table.heading(column)}{separator}{_SOURCES[source]}" for column, source in wheres
-    ]
-    rows = [
-        [value for _, value in key] + [_text(table.value(key, *where)) for where in wheres]
-        for key in table.expected.keys
-    ]
-    averages = [_text(table.average(*where)) for where in wheres]
-    return [names + headings, *rows, ["average", *[""] * (len(names) - 1), *averages]]
-
-
 def _rich_table(table: tables.Table, columns: Sequence[str]) -> Any:
+    """Lay out rows and averages, each with its keys first, and three sources a column."""
     shown = RichTable(title=table.expected.title, title_justify="left", padding=(0, 1))
-    headings, *rows, averages = _grid(table, columns)
-    for index, heading in enumerate(headings):
-        is_key = index < len(_key_names(table))
-        shown.add_column(heading, justify="left" if is_key else "right", no_wrap=True)
-    for row in rows:
-        shown.add_row(*row)
+    names = [name.removeprefix("attention.") for name, _ in table.expected.keys[0]]
+    wheres = [(column, source) for column in columns for source in table.sources]
+    for name in names:
+        shown.add_column(name, no_wrap=True)
+    for column, source in wheres:
+        heading = f"{table.heading(column)}\n{_SOURCES[source]}"
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for key in table.expected.keys:
+        numbers = [_text(table.value(key, *where)) for where in wheres]
+        shown.add_row(*(value for _, value in key), *numbers)
     shown.add_section()
-    shown.add_row(*averages)
+    averages = [_text(table.average(*where)) for where in wheres]
+    shown.add_row("average", *[""] * (len(names) - 1), *averages)
     return shown
-
-
-def _key_names(table: tables.Table) -> list[str]:
-    return [name.removeprefix("attention.") for name, _ in table.expected.keys[0]]
 
 
 def _text(value: float | Estimate | None) -> str:
@@ -158,38 +118,3 @@ def _notes(table: tables.Table, files: Sequence[Path], rows: Sequence[Row]) -> l
         told = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
         notes.append(f"{len(table.left_out)} runs that are not of the table are left out: {told}.")
     return notes
-
-
-def _to_csv(table: tables.Table) -> str:
-    """Write one line a cell: its key, the paper's number, ours by protocol."""
-    expected = table.expected
-    rows = [
-        {**dict(key), expected.column: column, **_numbers(table, key, column)}
-        for key in expected.keys
-        for column in table.columns
-    ]
-    numbers = [f"{p}_{what}" for p in expected.protocols for what in ("mean", "margin", "seeds")]
-    keys = [name for name, _ in expected.keys[0]]
-    return csv_text([*keys, expected.column, "printed", *numbers], rows)
-
-
-def _numbers(table: tables.Table, key: tables.Key, column: str) -> dict[str, object]:
-    """Format the numbers of a cell by their columns, without those that there are not."""
-    numbers: dict[str, object] = {"printed": table.value(key, column, tables.PRINTED)}
-    for protocol in table.expected.protocols:
-        ours = table.value(key, column, protocol)
-        if isinstance(ours, Estimate):
-            numbers[f"{protocol}_mean"] = f"{ours.mean:.4f}"
-            numbers[f"{protocol}_margin"] = "" if ours.margin is None else f"{ours.margin:.4f}"
-            numbers[f"{protocol}_seeds"] = ours.seeds
-    return numbers
-
-
-def _to_markdown(table: tables.Table, files: Sequence[Path], rows: Sequence[Row]) -> str:
-    headings, *body = _grid(table, table.columns, ", ")
-    num_keys = len(_key_names(table))
-    rule = ["---"] * num_keys + ["--:"] * (len(headings) - num_keys)
-    lines = [headings, rule, *body]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "\n\n".join(_notes(table, files, rows))
-    return f"**{table.expected.title}**\n\n{text}\n\n{notes}\n"

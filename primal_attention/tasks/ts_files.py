@@ -16,13 +16,17 @@ from primal_attention.tasks.series import LabelledSeries, Series
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def read_ts(path: Path) -> LabelledSeries:
+def read_ts(path: Path, *, labelled: bool = True) -> LabelledSeries:
     """Read the cases of a file, in float32, with NaN for missing values.
+
+    Args:
+        path: The file.
+        labelled: False reads a file with ``@classLabel false`` too; its labels are empty.
 
     Raises:
         ValueError: Naming the file and its first line that is wrong.
     """
-    parser = _Parser()
+    parser = _Parser(labelled)
     file_size(path)
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         try:
@@ -37,7 +41,8 @@ def read_ts(path: Path) -> LabelledSeries:
 class _Parser:
     """Reads a file line by line."""
 
-    def __init__(self) -> None:
+    def __init__(self, labelled: bool) -> None:
+        self.labelled = labelled
         self.series: Series = []
         self.labels: list[str] = []
         self.line_number = 0
@@ -76,6 +81,8 @@ class _Parser:
             case "classlabel", ["true", _, *_]:
                 names = values[1:]
                 self._classes = {name.lower(): name for name in names} | {n: n for n in names}
+            case "classlabel", ["false"] if not self.labelled:
+                self._classes = {"": ""}
             case "data", [] if self._classes:
                 self._in_data = True
             case "data", []:
@@ -83,7 +90,8 @@ class _Parser:
                 raise ValueError(f"@data comes before a line {classes}")
 
     def _read_case(self, line: str) -> None:
-        *channels, label = line.split(":")
+        has_label = self._classes != {"": ""}
+        *channels, label = line.split(":") if has_label else f"{line}:".split(":")
         if self._num_channels is None:
             self._num_channels = len(channels)
         if len(channels) != self._num_channels or not channels:
