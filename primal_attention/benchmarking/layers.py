@@ -7,7 +7,6 @@ landmarks.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,16 +33,15 @@ class ProjectionFloor(nn.Module):
         return self.qk_proj(x), self.out_proj(self.own_input)
 
 
-Attend = Callable[..., Tensor]
 Decoding = Callable[[Tensor], Tensor]  # of the next token [B, D]
 
 
 class PackedSoftmax(nn.Module):
-    """Softmax attention with q, k and v from one projection, by ``attend(q, k, v)``."""
+    """Softmax attention of torch, with q, k and v from one projection."""
 
-    def __init__(self, dim: int, num_heads: int, attend: Attend):
+    def __init__(self, dim: int, num_heads: int, *, causal: bool):
         super().__init__()
-        self.num_heads, self.attend = num_heads, attend
+        self.num_heads, self.causal = num_heads, causal
         self.qkv_proj, self.out_proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Outputs:
@@ -68,29 +66,10 @@ class PackedSoftmax(nn.Module):
         return q, k, v
 
     def _output(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attend = self.attend if q.shape == k.shape else F.scaled_dot_product_attention
-        y: Tensor = self.out_proj(attend(q, k, v).transpose(1, 2).flatten(2))
-        return y
-
-
-def flex(num_tokens: int, device: torch.device, *, causal: bool) -> Attend:
-    """PyTorch's ``flex_attention``, which is fused only when it is compiled."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    def sees(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return i >= j
-
-    mask = None
-    if causal:
-        mask = create_block_mask(sees, None, None, num_tokens, num_tokens, device=str(device))
-    torch.compiler.reset()  # else the shapes before this one count against a limit
-    fused: Any = torch.compile(flex_attention, dynamic=False)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = fused(q, k, v, block_mask=mask)
+        causal = self.causal and q.shape == k.shape  # the last token alone sees all others
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
         return out
-
-    return attend
 
 
 class WithObjective(nn.Module):

@@ -201,7 +201,7 @@ def run_plan(
     end = time.monotonic() + (float("inf") if seconds is None else seconds)
 
     def add(row: Row) -> None:
-        results.add([row])
+        results.add(row)
         watch(row)
 
     copy = measure_copy(device)

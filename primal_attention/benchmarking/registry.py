@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention, card_of
@@ -20,7 +18,7 @@ _LANDMARKS = 10  # of a direction, as PrimalAttention has it
 
 
 class LayerSizes(NamedTuple):
-    """LayerSizes of one measurement; a batch of as many sequences as make up the tokens."""
+    """Sizes of one measurement; a batch of as many sequences as make up the tokens."""
 
     n: int
     batch: int
@@ -112,14 +110,7 @@ def _op(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
 
 
 def _softmax(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
-    attend = partial(F.scaled_dot_product_attention, is_causal=entry.causal)
-    return layers.PackedSoftmax(sizes.dim, sizes.heads, attend)
-
-
-def _flex(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
-    return layers.PackedSoftmax(
-        sizes.dim, sizes.heads, layers.flex(sizes.n, x.device, causal=entry.causal)
-    )
+    return layers.PackedSoftmax(sizes.dim, sizes.heads, causal=entry.causal)
 
 
 def _released(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
@@ -158,8 +149,6 @@ ENTRIES: dict[str, Entry] = {
         Entry("primal_op", _op, "static", alone=True),
         Entry("released", _released, "sampled"),
         Entry("released", _released, "static", causal=True),
-        Entry("flex_attention", _flex),
-        Entry("flex_attention", _flex, causal=True),
         *(
             Entry(name, _registered, causal=causal)
             for name in ATTENTIONS

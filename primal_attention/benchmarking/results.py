@@ -1,8 +1,6 @@
 """Results: one row a measurement in a CSV file named by card, torch version and date."""
 
-import csv
 import datetime
-import io
 import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,12 +9,12 @@ from typing import NamedTuple
 
 import torch
 
-from primal_attention.atomic_files import write_text
+from primal_attention.atomic_files import write_rows
 from primal_attention.benchmarking.clocks import Copy
 from primal_attention.benchmarking.measurement import Measurement
 from primal_attention.benchmarking.registry import ENTRIES, Job
+from primal_attention.training.results import Row, read_table
 
-Row = dict[str, str]
 KEY = (
     *("mechanism", "weights", "causal", "n", "batch", "dim", "heads", "directions", "dtype"),
     "pass",
@@ -96,13 +94,7 @@ def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
 
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of a file of results."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        rows = [{name: cell or "" for name, cell in row.items()} for row in reader]
-        missing = set(_NEEDED) - set(reader.fieldnames or ())
-    if missing:
-        raise ValueError(f"{path} lacks the columns {', '.join(sorted(missing))}")
-    return rows
+    return read_table(path, _NEEDED)[1]
 
 
 class Results:
@@ -116,30 +108,21 @@ class Results:
         self.path = path
         self._before = read_rows(path) if path is not None and path.exists() else []
         self._rows: dict[tuple[str, ...], Row] = {}
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
 
     @property
     def rows(self) -> list[Row]:
         """Rows of this run."""
         return list(self._rows.values())
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Add cells to rows, and write the file."""
-        for row in rows:
-            known = self._rows.setdefault(key_of(row), dict.fromkeys(COLUMNS, ""))
-            note = "; ".join(filter(None, (known["note"], row.get("note", ""))))
-            known.update(row, note=note)
+    def add(self, row: Row) -> None:
+        """Add cells to a row, and write the file."""
+        known = self._rows.setdefault(key_of(row), dict.fromkeys(COLUMNS, ""))
+        note = "; ".join(filter(None, (known["note"], row.get("note", ""))))
+        known.update(row, note=note)
         if self.path is not None:
-            write_text(self.path, self._text())
-
-    def _text(self) -> str:
-        kept = [row for row in self._before if key_of(row) not in self._rows]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows([*kept, *self._rows.values()])
-        return text.getvalue()
+            kept = [row for row in self._before if key_of(row) not in self._rows]
+            rows = [{name: row.get(name, "") for name in COLUMNS} for row in kept]
+            write_rows(self.path, [*rows, *self.rows])
 
 
 def results_path(folder: Path, device: torch.device) -> Path:

@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
     n: int
     value: float | None  # None: not measured
     target: float
-    at_most: bool
+    at_most: bool = True
 
     @property
     def met(self) -> bool | None:
@@ -62,20 +62,15 @@ class Verdict(NamedTuple):
 
 
 def verdicts(rows: Sequence[Row]) -> Iterator[Verdict]:
-    """Check every target, in the order of the table."""
+    """Check every target."""
     table = _Table(rows)
-    yield from _against_the_floor(table)
-    yield from _against_softmax(table)
-    yield from _against_released(table)
-    yield from _causal(table)
-    yield from _memory(table)
-    yield from _op_alone(table)
-    yield _longest(rows, "primal")
-    yield from _small_steps(rows)
-    yield from _eager(table, _FORMS)
-    yield from _decoding(rows)
-    yield from _linear(table)
-    yield from _learned_time(table, rows)
+    yield from _gpu_times(table)
+    yield from _memory_and_bandwidth(table)
+    yield _longest(table, "primal")
+    yield from _small_steps(table)
+    yield from _eager(table, *_FORMS)
+    yield from _decoding(table)
+    yield from _learned_time(table)
 
 
 def commits(rows: Sequence[Row]) -> list[str]:
@@ -87,18 +82,30 @@ class _Table:
     """The rows of the sizes that the targets are for."""
 
     def __init__(self, rows: Sequence[Row]):
-        of_sizes = select(rows, **_SIZES)
-        self.rows = [row for row in of_sizes if _tokens(row) == _TOKENS]
+        self.of_any_total = select(rows, **_SIZES)
+        self.rows = [row for row in self.of_any_total if _tokens(row) == _TOKENS]
 
-    def best(self, column: str, n: int, kind: str = BOTH, **form: object) -> float | None:
+    def best(self, column: str, n: int, **form: object) -> float | None:
         """The better of eager and compiled."""
-        wanted: dict[str, object] = {"causal": False, **form, "n": n, "kind": kind}
-        found = select(self.rows, **wanted)
+        found = select(self.rows, **{"causal": False, "kind": BOTH, **form}, n=n)
         cells = [number(row, name) for row in found for name in (column, f"compiled_{column}")]
         return min((cell for cell in cells if cell is not None), default=None)
 
     def primal(self, column: str, n: int, weights: str, *, causal: bool = False) -> float | None:
+        """The better of eager and compiled Primal layers."""
         return self.best(column, n, mechanism="primal", weights=weights, causal=causal)
+
+    def cell(self, column: str, **form: object) -> float | None:
+        """The number in a column of the one row of this form, and of all tokens."""
+        return _first(self.rows, column, form)
+
+    def small(self, column: str, **form: object) -> float | None:
+        """The number in a column of the one row of this form, whose batch is given."""
+        return _first(self.of_any_total, column, form)
+
+
+def _first(rows: Sequence[Row], column: str, form: dict[str, object]) -> float | None:
+    return next((number(row, column) for row in select(rows, **{"kind": BOTH, **form})), None)
 
 
 def _tokens(row: Row) -> int:
@@ -109,55 +116,44 @@ def _ratio(above: float | None, below: float | None) -> float | None:
     return None if above is None or below is None or below == 0 else above / below
 
 
-def _against_the_floor(table: _Table) -> Iterator[Verdict]:
+def _gpu_times(table: _Table) -> Iterator[Verdict]:
+    """GPU times against the projections, softmax attention, the released arithmetic."""
     for (weights, limit), n in product(_FLOOR.items(), _LENGTHS):
         floor = table.best("gpu_ms", n, mechanism="projections")
         ratio = _ratio(table.primal("gpu_ms", n, weights), floor)
-        yield Verdict(f"{weights} / projections", n, ratio, limit, at_most=True)
-
-
-def _against_softmax(table: _Table) -> Iterator[Verdict]:
+        yield Verdict(f"{weights} / projections", n, ratio, limit)
     for weights in _FLOOR:
         targets = {256: 1.0, **(_SOFTMAX_DUAL if weights == "dual" else _SOFTMAX)}
         for n, target in targets.items():
-            form = {"mechanism": "softmax", "causal": False, "n": n, "kind": BOTH}
-            compiled = _cell(table.rows, "compiled_gpu_ms", **form)
+            compiled = table.cell("compiled_gpu_ms", mechanism="softmax", causal=False, n=n)
             ratio = _ratio(compiled, table.primal("gpu_ms", n, weights))
             yield Verdict(f"SDPA compiled / {weights}", n, ratio, target, at_most=False)
-
-
-def _against_released(table: _Table) -> Iterator[Verdict]:
     for n in _LENGTHS:
-        form = {"mechanism": "released", "causal": False, "n": n, "kind": BOTH}
-        wall = _cell(table.rows, "wall_ms", **form)
+        wall = table.cell("wall_ms", mechanism="released", causal=False, n=n)
         ratio = _ratio(wall, table.primal("gpu_ms", n, "sampled"))
         yield Verdict("released, wall / sampled", n, ratio, _RELEASED, at_most=False)
-
-
-def _causal(table: _Table) -> Iterator[Verdict]:
     for weights, n in product(("static", "dual"), _LENGTHS):
         causal = table.primal("gpu_ms", n, weights, causal=True)
         ratio = _ratio(causal, table.primal("gpu_ms", n, weights))
-        yield Verdict(f"{weights}, causal / not causal", n, ratio, _CAUSAL, at_most=True)
+        yield Verdict(f"{weights}, causal / not causal", n, ratio, _CAUSAL)
+    for n in (1024, 16384):
+        value = table.best("gpu_ms", n, mechanism="linear", causal=True)
+        yield Verdict("linear, causal, ms", n, value, _LINEAR)
 
 
-def _memory(table: _Table) -> Iterator[Verdict]:
+def _memory_and_bandwidth(table: _Table) -> Iterator[Verdict]:
     for (weights, limit), n in product(_MEMORY.items(), _LENGTHS):
         softmax = table.best("peak_mib", n, mechanism="softmax")
         ratio = _ratio(table.primal("peak_mib", n, weights), softmax)
-        yield Verdict(f"peak memory, {weights} / SDPA", n, ratio, limit, at_most=True)
-
-
-def _op_alone(table: _Table) -> Iterator[Verdict]:
+        yield Verdict(f"peak memory, {weights} / SDPA", n, ratio, limit)
     for (kind, target), weights, n in product(_OP.items(), ("static", "sampled"), (1024, 65536)):
-        form = {"mechanism": "primal_op", "weights": weights, "n": n, "kind": kind}
-        share = _cell(table.rows, "copy_share", **form)
+        share = table.cell("copy_share", mechanism="primal_op", weights=weights, n=n, kind=kind)
         yield Verdict(f"op / copy, {kind}, {weights}", n, share, target, at_most=False)
 
 
-def _longest(rows: Sequence[Row], mechanism: str) -> Verdict:
+def _longest(table: _Table, mechanism: str) -> Verdict:
     """Compare the longest sequence that was trained on with the target."""
-    tried = select(rows, mechanism=mechanism, batch=1, kind=BOTH)
+    tried = select(table.of_any_total, mechanism=mechanism, batch=1, kind=BOTH)
     lengths = {int(row["n"]): number(row, "wall_ms") for row in tried if int(row["n"]) >= MILLION}
     trained = [n for n, time in lengths.items() if time is not None]
     longest = float(max(trained, default=0)) if lengths else None
@@ -165,64 +161,50 @@ def _longest(rows: Sequence[Row], mechanism: str) -> Verdict:
     return Verdict(name, MILLION, longest, MILLION, at_most=False)
 
 
-def _small_steps(rows: Sequence[Row]) -> Iterator[Verdict]:
+def _small_steps(table: _Table) -> Iterator[Verdict]:
     """Wall time of steps whose work is small."""
     for mechanism, weights, causal in _FORMS:
-        form = {**_SIZES, "mechanism": mechanism, "weights": weights, "causal": causal}
+        form = {"mechanism": mechanism, "weights": weights, "causal": causal}
         name = f"{weights}{', causal' if causal else ''}"
-        limits = {
-            "wall_ms": _STEP["dual" if causal else weights],
-            "compiled_wall_ms": _COMPILED_STEP,
-        }
-        for (n, batch), (column, limit) in product(_SMALL, limits.items()):
-            value = _cell(rows, column, **form, n=n, batch=batch, kind=BOTH)
-            how = "compiled" if column.startswith("compiled") else "eager"
-            yield Verdict(f"{name}, {how} step of {batch}, ms", n, value, limit, at_most=True)
-        value = _cell(rows, "wall_ms", **form, n=128, batch=1, kind="fwd")
-        yield Verdict(f"{name}, eager forward, ms", 128, value, _SMALL_FORWARD, at_most=True)
+        eager = _STEP["dual" if causal else weights]
+        for n, batch in _SMALL:
+            value = table.small("wall_ms", **form, n=n, batch=batch)
+            yield Verdict(f"{name}, eager step of {batch}, ms", n, value, eager)
+            value = table.small("compiled_wall_ms", **form, n=n, batch=batch)
+            yield Verdict(f"{name}, compiled step of {batch}, ms", n, value, _COMPILED_STEP)
+        value = table.small("wall_ms", **form, n=128, batch=1, kind="fwd")
+        yield Verdict(f"{name}, eager forward, ms", 128, value, _SMALL_FORWARD)
 
 
-def _eager(table: _Table, forms: Sequence[tuple[str, str, bool]]) -> Iterator[Verdict]:
+def _eager(table: _Table, *forms: tuple[str, str, bool]) -> Iterator[Verdict]:
     """Wall time of eager training against the GPU time of the same step."""
     for (mechanism, weights, causal), n in product(forms, (1024, 16384)):
-        form = {"mechanism": mechanism, "weights": weights, "causal": causal, "n": n, "kind": BOTH}
-        times = (_cell(table.rows, column, **form) for column in ("wall_ms", "gpu_ms"))
+        form = {"mechanism": mechanism, "weights": weights, "causal": causal, "n": n}
+        ratio = _ratio(table.cell("wall_ms", **form), table.cell("gpu_ms", **form))
         name = f"{mechanism}, {weights}{', causal' if causal else ''}"
-        yield Verdict(f"{name}, eager wall / GPU", n, _ratio(*times), _EAGER, at_most=True)
+        yield Verdict(f"{name}, eager wall / GPU", n, ratio, _EAGER)
 
 
-def _decoding(rows: Sequence[Row]) -> Iterator[Verdict]:
+def _decoding(table: _Table) -> Iterator[Verdict]:
     """Wall time of one token after 8,192 others."""
     for weights, batch, (kind, limit) in product(("static", "dual"), (1, 64), _DECODING.items()):
-        form = {**_SIZES, "mechanism": "primal", "weights": weights, "causal": True}
-        value = _cell(rows, "wall_ms", **form, n=8192, batch=batch, kind=kind)
-        yield Verdict(f"{weights}, {kind} of {batch}, ms", 8192, value, limit, at_most=True)
+        form = {"mechanism": "primal", "weights": weights, "causal": True, "kind": kind}
+        value = table.small("wall_ms", **form, n=8192, batch=batch)
+        yield Verdict(f"{weights}, {kind} of {batch}, ms", 8192, value, limit)
 
 
-def _linear(table: _Table) -> Iterator[Verdict]:
-    for n in (1024, 16384):
-        value = table.best("gpu_ms", n, mechanism="linear", causal=True)
-        yield Verdict("linear, causal, ms", n, value, _LINEAR, at_most=True)
-
-
-def _learned_time(table: _Table, rows: Sequence[Row]) -> Iterator[Verdict]:
+def _learned_time(table: _Table) -> Iterator[Verdict]:
     """The kernel with a learned time: time, memory, one step of decoding and length."""
     for (causal, limit), n in product(_TIME.items(), (1024, 16384)):
         form: dict[str, Any] = {"mechanism": "primal_time", "causal": causal}
         name = f"primal_time{', causal' if causal else ''}"
-        yield Verdict(f"{name}, ms", n, table.best("gpu_ms", n, **form), limit, at_most=True)
+        yield Verdict(f"{name}, ms", n, table.best("gpu_ms", n, **form), limit)
         softmax = table.best("peak_mib", n, mechanism="softmax", causal=causal)
         ratio = _ratio(table.best("peak_mib", n, **form), softmax)
-        yield Verdict(f"peak memory, {name} / SDPA", n, ratio, _TIME_MEMORY, at_most=True)
-    yield from _eager(table, (("primal_time", "dual", False), ("primal_time", "dual", True)))
+        yield Verdict(f"peak memory, {name} / SDPA", n, ratio, _TIME_MEMORY)
+    yield from _eager(table, ("primal_time", "dual", False), ("primal_time", "dual", True))
     for batch in (1, 64):
-        form = {**_SIZES, "mechanism": "primal_time", "causal": True}
-        value = _cell(rows, "wall_ms", **form, n=8192, batch=batch, kind="step")
-        name = f"primal_time, step of {batch}, ms"
-        yield Verdict(name, 8192, value, _TIME_STEP, at_most=True)
-    yield _longest(rows, "primal_time")
-
-
-def _cell(rows: Sequence[Row], column: str, **form: object) -> float | None:
-    """The number in a column of the one row of this form; None without it."""
-    return next((number(row, column) for row in select(rows, **form)), None)
+        form = {"mechanism": "primal_time", "causal": True, "kind": "step"}
+        value = table.small("wall_ms", **form, n=8192, batch=batch)
+        yield Verdict(f"primal_time, step of {batch}, ms", 8192, value, _TIME_STEP)
+    yield _longest(table, "primal_time")

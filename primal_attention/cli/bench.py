@@ -10,8 +10,6 @@ import typer
 from rich.console import Console
 
 from primal_attention.benchmarking.plans import PRESETS, MeasurementPlan, plan_of, run_plan
-from primal_attention.benchmarking.plots import plot
-from primal_attention.benchmarking.registry import ENTRIES, find_entries
 from primal_attention.benchmarking.results import (
     CROSSOVER,
     Results,
@@ -71,11 +69,7 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         Path | None, typer.Option(help="Folder for <card>_torch<version>_<date>.csv.")
     ] = None,
     results: Annotated[
-        list[Path] | None,
-        typer.Option(help="Read these files instead of measuring; for --plot and --check."),
-    ] = None,
-    plot_: Annotated[
-        Path | None, typer.Option("--plot", help="Draw a figure, e.g. bench.png.")
+        list[Path] | None, typer.Option(help="Check these files instead of measuring.")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Hold the rows against the targets.")
@@ -97,51 +91,21 @@ def bench(  # noqa: PLR0913 - each is an option of the command
             directions=directions,
             dtype=dtype,
         )
-    with naming("--results, --plot or --check"):
-        _check_files(results or (), plot_, check)
-        rows = [row for file in results or () for row in read_rows(file)]
     if results:
-        rows = _only(rows, mechanism or ())
-        title = ", ".join(file.stem.replace("_", " ") for file in results)
+        with naming("--results"):
+            check_files(results)
+            rows = [row for file in results for row in read_rows(file)]
     else:
-        rows, title = _measured(console, plan, out, seconds)
+        rows = _measured(console, plan, out, seconds)
     _show_crossovers(console, rows)
-    if plot_ is not None:
-        with naming("--plot"):
-            plot(rows, plot_, title=title)
-        console.print(f"The figure is {plot_}.")
-    if check and not _show_verdicts(console, rows):
+    if (check or results) and not _show_verdicts(console, rows):
         raise typer.Exit(1)
-
-
-def _check_files(results: Sequence[Path], figure: Path | None, check: bool) -> None:
-    """Before anything is measured."""
-    check_files(results)
-    if results and figure is None and not check:
-        raise ValueError("--results is for --plot and --check; give one of them")
-    if figure is not None and figure.suffix not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"--plot must be a .png, .pdf or .svg, got {str(figure)!r}")
-    if figure is not None and not figure.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {figure.parent}")
-
-
-def _only(rows: list[Row], mechanisms: Sequence[str]) -> list[Row]:
-    """Return the rows of these mechanisms; all where none is named."""
-    with naming("--mechanism"):
-        names = find_entries(mechanisms)
-    forms = {
-        (ENTRIES[name].mechanism, ENTRIES[name].weights, ENTRIES[name].causal) for name in names
-    }
-    found = [
-        row for row in rows if (row["mechanism"], row["weights"], row["causal"] == "True") in forms
-    ]
-    return found if mechanisms else rows
 
 
 def _measured(
     console: Any, plan: MeasurementPlan, out: Path | None, seconds: float | None
-) -> tuple[list[Row], str]:
-    """Measure; rows are written and shown as they come. Returns them and the machine."""
+) -> list[Row]:
+    """Measure and return the rows, which are written and shown as they come."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with naming("--out"):
         results = Results(None if out is None else results_path(out, device))
@@ -158,7 +122,7 @@ def _measured(
     )
     if results.path is not None:
         console.print(f"The rows are in {results.path}.")
-    return results.rows, f"{card} torch{version}"
+    return results.rows
 
 
 def _show(console: Any, row: Row) -> None:

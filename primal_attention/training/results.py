@@ -83,7 +83,7 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         UnreadableFileError: It is damaged, for instance cut off within a row.
     """
-    return _read(path)[1] if path.exists() else []
+    return read_table(path, COLUMNS)[1] if path.exists() else []
 
 
 def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> None:
@@ -102,7 +102,7 @@ def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> No
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with holding(path, wait=_PATIENCE):
-        before, known = _read(path) if path.exists() else ([], [])
+        before, known = read_table(path, COLUMNS) if path.exists() else ([], [])
         key = (*KEY, "selection")  # a run may have a row for each of its checkpoints
         merged = {tuple(row[name] for name in key): row for row in [*known, *rows]}
         columns = dict.fromkeys((*COLUMNS, *before, *more))
@@ -110,7 +110,7 @@ def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> No
         write_text(path, csv_text(columns, ordered))
 
 
-def _read(path: Path) -> tuple[list[str], list[Row]]:
+def read_table(path: Path, needed: Iterable[str]) -> tuple[list[str], list[Row]]:
     """Read columns and rows. Each row ends in a new line, so that no part of one counts."""
     try:
         text = path.read_bytes().decode("utf-8")
@@ -119,7 +119,7 @@ def _read(path: Path) -> tuple[list[str], list[Row]]:
             raise ValueError(f"line {last} has no end: the file was cut off")
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         columns = next(reader)
-        missing = set(COLUMNS) - set(columns)
+        missing = set(needed) - set(columns)
         if missing:
             raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
         return columns, [_row(columns, cells, reader.line_num) for cells in reader if cells]
@@ -134,7 +134,7 @@ def _row(columns: list[str], cells: list[str], line: int) -> Row:
     if len(cells) != len(columns):
         raise ValueError(f"line {line} has {len(cells)} cells, there are {len(columns)} columns")
     row = dict(zip(columns, cells, strict=True))
-    if not row["seed"].isdecimal():
+    if not row.get("seed", "0").isdecimal():
         raise ValueError(f"the seed in line {line} must be a number, got {row['seed']!r}")
     return row
 

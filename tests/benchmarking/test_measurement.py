@@ -36,9 +36,7 @@ def broken(error=None):
 
 
 @pytest.mark.parametrize("kind", ["fwd", "fwd+bwd"])
-@pytest.mark.parametrize(
-    "name", [n for n, e in ENTRIES.items() if "flex" not in n and not e.package]
-)
+@pytest.mark.parametrize("name", [n for n, e in ENTRIES.items() if not e.package])
 def test_everything_that_is_here_can_be_timed(name, kind):
     made = measure(ENTRIES[name], SIZES, kind, CPU)
     assert made.note == ""
@@ -52,7 +50,6 @@ def test_the_registry_has_every_mechanism_in_all_forms():
         assert forms == ({False, True} if kind.mechanism.causal else {False})
     for name in ("projections", "released", "primal_op", "fla_linear"):
         assert find_entries([name])
-    assert find_entries(["flex_attention"]) == ["flex_attention", "flex_attention-causal"]
 
 
 def test_what_raises_is_told_with_its_place():

@@ -84,9 +84,11 @@ def test_after_its_time_nothing_is_begun(tmp_path):
 
 def test_rows_of_earlier_runs_stay_unless_measured_again(tmp_path):
     path = tmp_path / "x.csv"
-    Results(path).add([made_up("softmax", 64, gpu_ms=5), made_up("flow", 64, gpu_ms=7)])
+    before = Results(path)
+    before.add(made_up("softmax", 64, gpu_ms=5))
+    before.add(made_up("flow", 64, gpu_ms=7))
     again = Results(path)
-    again.add([made_up("flow", 64, gpu_ms=6)])
+    again.add(made_up("flow", 64, gpu_ms=6))
     assert [(row["mechanism"], row["gpu_ms"]) for row in read_rows(path)] == [
         ("softmax", "5"),
         ("flow", "6"),
@@ -97,8 +99,8 @@ def test_rows_of_earlier_runs_stay_unless_measured_again(tmp_path):
 def test_the_compiled_form_is_added_to_its_row():
     job = next(iter(tiny("softmax").jobs()))
     results = Results()
-    results.add([row_of(job, Measurement(1.0, 2.0, 3.0, 4000), COPY, "a")])
-    results.add([row_of(job._replace(compiled=True), Measurement(0.5, note="odd"), COPY, "a")])
+    results.add(row_of(job, Measurement(1.0, 2.0, 3.0, 4000), COPY, "a"))
+    results.add(row_of(job._replace(compiled=True), Measurement(0.5, note="odd"), COPY, "a"))
     (row,) = results.rows
     assert (row["gpu_ms"], row["wall_ms"], row["peak_mib"]) == ("1", "2", "3.0")
     assert (row["compiled_gpu_ms"], row["note"]) == ("0.5", "compiled: odd")

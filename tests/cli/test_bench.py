@@ -1,4 +1,4 @@
-"""`primal bench`: measures, writes, draws, and holds against the targets."""
+"""`primal bench`: measures, writes, and holds against the targets."""
 
 import csv
 
@@ -22,19 +22,18 @@ def results(tmp_path):
 
 def test_it_measures_and_writes_rows(tmp_path):
     chosen = ["--mechanism", "softmax", "--mechanism", "primal-static"]
-    result = primal("bench", *chosen, *TINY, "--out", tmp_path / "results", "--plot", "bench.png")
+    result = primal("bench", *chosen, *TINY, "--out", tmp_path / "results")
     assert result.exit_code == 0, result.output
     (path,) = (tmp_path / "results").iterdir()
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["mechanism"] for row in rows} == {"copy", "softmax", "primal", "crossover"}
     assert all(row["commit"] for row in rows)
-    assert (tmp_path / "bench.png").exists()
     assert "crossover (static, fwd+bwd): N =" in told(result)
 
 
 def test_it_holds_results_against_the_targets(results):
-    result = primal("bench", "--results", results, "--check")
+    result = primal("bench", "--results", results)
     assert result.exit_code == 0, result.output
     assert "static / projections N=1024 1.4 <= 1.5 met" in told(result)
     assert "eager wall / GPU N=1024 1.429 <= 1.5 met" in told(result)
@@ -49,12 +48,6 @@ def test_a_target_that_is_missed_is_an_exit_code(results):
     assert "static / projections N=1024 1.6 <= 1.5 missed" in told(result)
 
 
-def test_it_draws_results_without_measuring(results, tmp_path):
-    result = primal("bench", "--results", results, "--plot", tmp_path / "bench.png")
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "bench.png").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -62,8 +55,6 @@ def test_it_draws_results_without_measuring(results, tmp_path):
         (["--mechanism", "sofmax"], "nothing called 'sofmax' can be timed"),
         (["--dim", 0], "dim must be at least 1, got 0"),
         (["--results", "none.csv", "--check"], "there is no file none.csv"),
-        (["--plot", "bench.txt"], "--plot must be a .png, .pdf or .svg, got 'bench.txt'"),
-        (["--plot", "nowhere/bench.png"], "there is no folder nowhere"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_measured(arguments, said, tmp_path):
@@ -71,9 +62,3 @@ def test_mistakes_are_named_before_anything_is_measured(arguments, said, tmp_pat
     assert result.exit_code == 2
     assert said in told(result)
     assert not list(tmp_path.iterdir())
-
-
-def test_results_alone_ask_what_for(results):
-    result = primal("bench", "--results", results)
-    assert result.exit_code == 2
-    assert "--results is for --plot and --check" in told(result)
