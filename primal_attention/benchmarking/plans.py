@@ -13,7 +13,8 @@ import torch
 from primal_attention.benchmarking.clocks import measure_copy
 from primal_attention.benchmarking.measurement import Measurement, measure, median, reason
 from primal_attention.benchmarking.registry import BOTH, ENTRIES, Job, LayerSizes, find_entries
-from primal_attention.benchmarking.results import Results, Row, copy_row, crossover_rows, row_of
+from primal_attention.benchmarking.results import Results, copy_row, crossover_rows, row_of
+from primal_attention.training.results import Row
 
 MILLION = 1_048_576
 LEFT_OUT = "left out: the time was up"

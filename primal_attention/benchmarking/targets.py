@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from primal_attention.benchmarking.plans import MILLION
 from primal_attention.benchmarking.registry import BOTH
-from primal_attention.benchmarking.results import Row, number, select
+from primal_attention.benchmarking.results import number, select
+from primal_attention.training.results import Row
 
 _LENGTHS = (1024, 4096, 16384, 65536)
 _SIZES = {"dim": 512, "heads": 8, "directions": 32, "dtype": "bfloat16"}

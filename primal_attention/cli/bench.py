@@ -13,7 +13,6 @@ from primal_attention.benchmarking.plans import PRESETS, MeasurementPlan, plan_o
 from primal_attention.benchmarking.results import (
     CROSSOVER,
     Results,
-    Row,
     card_name,
     crossover_rows,
     read_rows,
@@ -22,7 +21,7 @@ from primal_attention.benchmarking.results import (
 )
 from primal_attention.benchmarking.targets import Verdict, commits, verdicts
 from primal_attention.cli.arguments import check_files, naming
-from primal_attention.training.results import current_commit
+from primal_attention.training.results import Row, current_commit
 
 _SHOWN = {  # columns of the terminal, and how wide they are
     "mechanism": 14,

@@ -309,10 +309,10 @@ def changed(old, new):
     [
         (shutil.rmtree, "no run directory is at"),
         (lambda run: (run / "result.json").unlink(), "there is no result.json; the same primal"),
-        (lambda run: cut(run / "result.json"), "result.json is damaged"),
-        (lambda run: (run / "result.json").write_text("[]"), "result.json is damaged"),
-        (changed('"best": ', '"best": 9'), "result.json is damaged.*cannot be the best"),
-        (changed('"valid_loss"', '"lost"'), "result.json is damaged.*valid_loss"),
+        (lambda run: cut(run / "result.json"), "result.json is not the outcome"),
+        (lambda run: (run / "result.json").write_text("[]"), "result.json is not the outcome"),
+        (changed('"best": ', '"best": 9'), "result.json is not the outcome.*cannot be the best"),
+        (changed('"valid_loss"', '"lost"'), "result.json is not the outcome.*valid_loss"),
         (changed('"train_loss": ', '"train_loss": null, "x": '), "train_loss of round 0 is None"),
         (
             changed('"dim": 16', '"dim": 32'),

@@ -123,7 +123,7 @@ def test_a_run_that_is_stopped_in_time_goes_on_as_if_it_had_not_been(folder, tmp
 
 def test_a_run_that_ends_in_time_is_not_out_of_it(folder, tmp_path):
     recipe = small_recipe("listops", "softmax", "paper", "steps=5")
-    assert run(recipe, directory=tmp_path / "run", until=0).steps == 5
+    assert train_in(tmp_path / "run", recipe, task_of(recipe), FABRIC, until=0).steps == 5
 
 
 def features(protocol, x, mask, model="softmax"):
