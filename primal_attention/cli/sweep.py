@@ -13,6 +13,7 @@ from primal_attention.cli import arguments
 from primal_attention.cli.train import resumable
 from primal_attention.training import Watcher, launch, progress_bar, sweeps, train_in
 from primal_attention.training.recipe import Recipe
+from primal_attention.training.run_directory import directory_of
 
 _TRIALS = 30
 
@@ -32,16 +33,12 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
     study: Annotated[
         str | None, typer.Option(help="Its name; default: from task, model and sampler.")
     ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(help="URL of a database that machines share; default: a file in --out."),
-    ] = None,
     out: arguments.Runs = Path("runs"),
     data: arguments.Data = None,
     accelerator: arguments.Accelerator = "auto",
     quiet: arguments.Quiet = False,
 ) -> None:
-    """Search for settings on validation cases; run it again, or elsewhere too, to go on."""
+    """Search for settings on validation cases; run it again, or several at once, to go on."""
     recipe = arguments.recipe_of(task, model, protocol, seed, set_ or ())
     console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
     with arguments.naming("--protocol or --set valid_fraction"):
@@ -57,27 +54,21 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
     cases = arguments.load_task_of_model(recipe, data)
     name = study or "-".join([*task.split("/"), model, protocol, f"seed{seed}", sampler])
     folder = out / "sweeps" / name
-    with arguments.naming("--storage or --study"):
+    with arguments.naming("--study or --out"):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # we tell how it goes ourselves
-        opened = sweeps.open_study(
-            name,
-            storage or f"sqlite:///{folder / 'study.db'}",
-            recipe,
-            space,
-            higher_is_better=cases.goal.higher_is_better,
-        )
+        higher_is_better = cases.goal.higher_is_better
+        opened = sweeps.open_study(folder, recipe, space, higher_is_better=higher_is_better)
     console.print(f"{folder}: {len(sweeps.trials_in(opened, 'COMPLETE'))} trials are done")
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
 
-    def run(settings: Sequence[str], name: str) -> float:
-        directory, trial = folder / name, recipe.with_settings(settings)
-        arguments.check_directory(directory, trial)
+    def run(settings: Sequence[str]) -> float:
+        trial = recipe.with_settings(settings)
         watcher = Watcher() if quiet else progress_bar(console)
         fabric = launch(trial.run.precision, accelerator=accelerator, devices=1)
-        outcome = train_in(directory, trial, cases, fabric, watcher=watcher)
-        console.print(f"{name}: {' '.join(settings)}: {outcome.valid:.2f}")
+        outcome = train_in(directory_of(folder, trial), trial, cases, fabric, watcher=watcher)
+        console.print(f"{' '.join(settings)}: {outcome.valid:.2f}")
         return outcome.valid
 
     with resumable(folder):

@@ -1,22 +1,20 @@
-"""Search for settings: trials of one study that any number of processes and machines share.
+"""Search for settings: trials of one study that any number of processes share.
 
-A trial is a run in a directory of its own, so one that was interrupted is taken up again where it
-was. The objective is the metric of the cases that choose the round; the test cases have no say.
+A trial is a run in the directory of its settings. The lock of that directory says whether a process
+is at work there, so a trial that was interrupted or killed is taken up again where it was. The
+objective is the metric of the cases that choose the round; the test cases have no say.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import random
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from primal_attention.atomic_files import HeldError
 from primal_attention.extras import needing
 from primal_attention.models.stacks import has_objective, mechanism_of
 from primal_attention.training.recipe import Recipe
@@ -30,8 +28,7 @@ Ranges = Mapping[str, tuple[float, float, str]]
 
 PAPER_GRID: Choices = {"attention.num_directions": (20, 30, 40), "eta": (0.1, 0.2, 0.5)}
 SAMPLERS = ("grid", "tpe")
-_TRIES = 8  # to open a storage
-_HEARTBEAT, _GRACE = 20, 90  # seconds; a trial silent for longer is given to another process
+JOURNAL = "study.log"
 
 
 @dataclass(frozen=True)
@@ -94,15 +91,15 @@ def as_settings(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in values.items()]
 
 
-def open_study(
-    name: str, storage: str, recipe: Recipe, space: Space, *, higher_is_better: bool
-) -> Study:
-    """Open the study of that name, or make it; it must be of this recipe."""
+def open_study(folder: Path, recipe: Recipe, space: Space, *, higher_is_better: bool) -> Study:
+    """Open the study in a folder, or make it; it must be of this recipe."""
     optuna = _optuna()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
     sampler = optuna.samplers.TPESampler() if space.ranges else optuna.samplers.RandomSampler()
     study: Study = optuna.create_study(
-        study_name=name,
-        storage=_storage(storage),
+        study_name=folder.name,
+        storage=optuna.storages.JournalStorage(file),
         sampler=sampler,
         direction="maximize" if higher_is_better else "minimize",
         load_if_exists=True,
@@ -127,41 +124,34 @@ def _check_same(study: Study, facts: Mapping[str, Any]) -> None:
 
 
 def run_trials(
-    study: Study,
-    space: Space,
-    number: int,
-    run: Callable[[Sequence[str], str], float],
+    study: Study, space: Space, number: int, run: Callable[[Sequence[str]], float]
 ) -> None:
-    """Trials until the study has that many, those of other processes and earlier ones included.
+    """Run trials until the study has that many, those of other processes and before included.
 
     Args:
         study: From ``open_study``.
         space: As there.
-        number: Of trials, each counted once; of a grid no more than it has.
-        run: Trains settings in the directory of that name and returns the metric.
+        number: Of trials, each setting counted once; of a grid no more than it has.
+        run: Trains settings in their directory, or reads the outcome there; returns the metric.
     """
-    optuna = _optuna()
 
-    def objective(trial: Trial) -> float:
-        settings = space.suggest(trial)
-        if _is_done_elsewhere(study, trial):
-            raise optuna.TrialPruned
+    def finish(number: int, settings: Sequence[str]) -> None:
         try:
-            return run(settings, directory_of(trial))
-        except FloatingPointError as error:
-            raise optuna.TrialPruned(str(error)) from error
-        except BaseException:
-            _enqueue_again(study, trial)
-            raise
+            study.tell(number, run(settings), skip_if_finished=True)
+        except FloatingPointError:
+            pruned = _optuna().trial.TrialState.PRUNED
+            study.tell(number, state=pruned, skip_if_finished=True)
+        except HeldError:
+            pass  # the process that holds the directory tells the value
 
+    names = {*space.choices, *space.ranges}
+    for begun in trials_in(study, "RUNNING"):
+        if begun.params.keys() == names:
+            finish(begun.number, as_settings(begun.params))
     number = number if space.ranges else min(number, len(space.grid))
-    while len(_begun(study)) < number:
-        study.optimize(objective, n_trials=1)
-
-
-def directory_of(trial: Trial | FrozenTrial) -> str:
-    """Return the name of a trial's directory, which a resumed trial keeps."""
-    return str(trial.user_attrs.get("directory", f"trial{trial.number}"))
+    while len(_tried(study, names)) < number:
+        trial = study.ask()
+        finish(trial.number, space.suggest(trial))
 
 
 def trials_in(study: Study, *states: str) -> list[FrozenTrial]:
@@ -170,64 +160,10 @@ def trials_in(study: Study, *states: str) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=[kinds[state] for state in states])
 
 
-def _begun(study: Study) -> set[str]:
-    """Return the settings that are done or under way; trials of lost processes begin again."""
-    with _experimental() as optuna:
-        optuna.storages.fail_stale_trials(study)
-    return {str(trial.params) for trial in trials_in(study, "COMPLETE", "PRUNED", "RUNNING")}
-
-
-def _is_done_elsewhere(study: Study, trial: Trial) -> bool:
-    """Return whether an earlier trial with the same settings is done or under way."""
-    return any(
-        other.number < trial.number and other.params == trial.params
-        for other in trials_in(study, "COMPLETE", "RUNNING")
-    )
-
-
-def _enqueue_again(study: Study, trial: Trial | FrozenTrial) -> None:
-    """Give a trial that was interrupted to whoever comes next, with its directory."""
-    study.enqueue_trial(trial.params, user_attrs={"directory": directory_of(trial)})
-
-
-def _storage(url: str) -> Any:
-    """Open the storage; several processes that make it at once may need more than one try.
-
-    It enqueues trials again whose process has been gone for a while.
-    """
-    _optuna()
-    from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
-
-    if url.startswith("sqlite:///"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    for left in reversed(range(_TRIES)):
-        try:
-            with _experimental() as optuna:
-                return optuna.storages.RDBStorage(
-                    url,
-                    heartbeat_interval=_HEARTBEAT,
-                    grace_period=_GRACE,
-                    heartbeat_stale_trial_callback=_enqueue_again,
-                )
-        except (SQLAlchemyError, ImportError) as error:
-            if left and isinstance(error, IntegrityError | OperationalError):
-                time.sleep(random.uniform(0.1, 0.5))
-                continue
-            reason = str(error).partition("\n")[0]
-            raise ValueError(
-                f"no study can be kept in {url!r} ({reason}); a storage is for instance "
-                "sqlite:///sweep.db or postgresql://user@host/name"
-            ) from error
-    raise AssertionError("the last try returns or raises")
-
-
-@contextmanager
-def _experimental() -> Iterator[Any]:
-    """Use experimental functions of Optuna without its warnings."""
-    optuna = _optuna()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield optuna
+def _tried(study: Study, names: set[str]) -> set[str]:
+    """Return the settings that are done or under way, without those that are incomplete."""
+    trials = trials_in(study, "COMPLETE", "PRUNED", "RUNNING")
+    return {str(trial.params) for trial in trials if trial.params.keys() == names}
 
 
 def _optuna() -> Any:

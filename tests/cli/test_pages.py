@@ -45,7 +45,6 @@ MORE = {  # options that keep a command short
 }
 ELSEWHERE = {  # what a test by itself runs, or nothing here can
     "--devices 2": "two processes: tests/training/test_processes.py",
-    "postgresql://": "a database",
     "PEMS-SF": "a set that is not at hand",
     "primal bench": "tests/cli/test_bench.py",
     "RUN OTHER_RUN": "three runs: tests/cli/test_report.py",

@@ -17,16 +17,16 @@ def sweep(*arguments, model="primalformer"):
 
 
 def trials(tmp_path, study=FOLDER):
-    return sorted(path.name for path in (tmp_path / "runs" / "sweeps" / study).glob("trial*"))
+    return len(list((tmp_path / "runs" / "sweeps" / study).rglob("recipe.json")))
 
 
 def test_a_grid_goes_on_where_it_was(tmp_path):
     first = sweep("--trials", 2)
     assert first.exit_code == 0, first.output
-    assert trials(tmp_path) == ["trial0", "trial1"]
+    assert trials(tmp_path) == 2
     again = sweep("--trials", 3)
     assert f"{FOLDER}: 2 trials are done" in told(again)
-    assert trials(tmp_path) == ["trial0", "trial1", "trial2"]
+    assert trials(tmp_path) == 3
     assert "3 trials; the best" in again.stdout
     assert "validation" in again.stdout
 
@@ -59,7 +59,7 @@ def test_an_interrupted_trial_is_taken_up_again(tmp_path, monkeypatch):
     assert "the same command goes on" in told(stopped)
     assert not list(tmp_path.rglob("result.json"))
     assert "2 trials; the best" in sweep().stdout
-    assert trials(tmp_path) == ["trial0", "trial1"]
+    assert trials(tmp_path) == 2
     assert len(list(tmp_path.rglob("result.json"))) == 2
 
 
@@ -76,7 +76,6 @@ def test_selection_on_test_cases_is_said(tmp_path):
     ("arguments", "message"),
     [
         (["--sampler", "gird"], "sampler must be one of grid, tpe, got 'gird'"),
-        (["--storage", "nowhere://x"], "no study can be kept in 'nowhere://x'"),
         (["--trials", "0"], "--trials"),
         (["--set", "lrr=3"], "did you mean lr?"),
     ],
@@ -89,19 +88,9 @@ def test_mistakes_are_named(tmp_path, arguments, message):
 
 
 def test_a_study_keeps_its_settings(tmp_path):
-    shared = ["--storage", "sqlite:///shared/sweep.db", "--study", "mine", "--trials", 1]
+    shared = ["--study", "mine", "--trials", 1]
     assert sweep(*shared).exit_code == 0
     other = sweep(*shared, "--set", "lr=0.01")
     assert other.exit_code == 2
     assert "is about other settings (lr=0.001); choose another name" in told(other)
     assert "does not have; use --sampler tpe" in told(sweep(model="flow"))
-
-
-def test_directories_of_an_older_study_are_not_touched(tmp_path):
-    storages = [["--storage", f"sqlite:///{name}.db", "--study", "s"] for name in "ab"]
-    assert sweep(*storages[0], "--trials", 1).exit_code == 0
-    files = {path: path.stat().st_mtime for path in tmp_path.glob("runs/**/*")}
-    other = sweep(*storages[1], "--trials", 1, "--set", "lr=0.01")
-    assert other.exit_code == 2
-    assert "holds a run of another recipe (lr=0.001)" in told(other)
-    assert {path: path.stat().st_mtime for path in tmp_path.glob("runs/**/*")} == files

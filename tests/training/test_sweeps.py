@@ -1,14 +1,13 @@
 """Studies: every setting is tried once, whoever runs it and whatever is interrupted."""
 
-import time
-
 import pytest
 
-from primal_attention.training import find_recipe, sweeps
+from primal_attention.atomic_files import HeldError
+from primal_attention.training import find_recipe
 from primal_attention.training.sweeps import (
     PAPER_GRID,
     Space,
-    directory_of,
+    as_settings,
     open_study,
     run_trials,
     space_of,
@@ -29,8 +28,7 @@ def quiet():
 @pytest.fixture
 def study(tmp_path):
     def opened(space=FIVE, recipe=RECIPE):
-        url = f"sqlite:///{tmp_path / 'new' / 'sweep.db'}"
-        return open_study("s", url, recipe, space, higher_is_better=True)
+        return open_study(tmp_path / "new" / "s", recipe, space, higher_is_better=True)
 
     return opened
 
@@ -41,17 +39,17 @@ class Runs:
     def __init__(self, stop_at=None, error=KeyboardInterrupt):
         self.seen, self.stop_at, self.error = [], stop_at, error
 
-    def __call__(self, settings, directory):
+    def __call__(self, settings):
         if len(self.seen) == self.stop_at:
             raise self.error
-        self.seen.append((tuple(settings), directory))
+        self.seen.append(tuple(settings))
         return float(dict(each.split("=") for each in settings)["eta"])
 
 
 def test_the_grid_is_that_of_the_paper(study):
     runs = Runs()
     run_trials(study(GRID), GRID, 100, runs)
-    settings = {each for each, _ in runs.seen}
+    settings = set(runs.seen)
     assert len(settings) == len(runs.seen) == 9
     assert {RECIPE.with_settings(each).optim.eta for each in settings} == set(PAPER_GRID["eta"])
     assert {RECIPE.with_settings(each).model.attention["num_directions"] for each in settings} == {
@@ -72,58 +70,54 @@ def test_processes_share_a_study(study):
     """Another process runs trials in the middle of one of ours."""
     ours, theirs = Runs(), Runs()
 
-    def run(settings, directory):
+    def run(settings):
         if not ours.seen:
-            run_trials(study(), FIVE, 3, theirs)
-        return ours(settings, directory)
+            run_trials(study(), FIVE, 3, others(settings))
+        return ours(settings)
+
+    def others(held):
+        def run(settings):
+            if tuple(settings) == tuple(held):
+                raise HeldError("another process trains there")
+            return theirs(settings)
+
+        return run
 
     run_trials(study(), FIVE, 5, run)
     assert len(theirs.seen) == 2
-    assert len({settings for settings, _ in ours.seen + theirs.seen}) == 5
-    assert len(ours.seen + theirs.seen) == 5
+    assert len(set(ours.seen + theirs.seen)) == len(ours.seen + theirs.seen) == 5
+    assert len(trials_in(study(), "COMPLETE")) == 5
 
 
-def test_points_that_two_processes_enqueued_are_run_once(study, tmp_path):
-    optuna = pytest.importorskip("optuna")
-    url = f"sqlite:///{tmp_path / 'new' / 'sweep.db'}"
-    (tmp_path / "new").mkdir()
-    raw = optuna.create_study(study_name="s", storage=url, direction="maximize")
-    for eta in (0.1, 0.1, 0.2, 0.2):
-        raw.enqueue_trial({"eta": eta})
+def test_points_that_two_processes_enqueued_are_counted_once(study):
+    opened = study()
+    for eta in (0.1, 0.2):
+        opened.enqueue_trial({"eta": eta})
     runs = Runs()
-    run_trials(study(), FIVE, 5, runs)
-    assert len({settings for settings, _ in runs.seen}) == len(runs.seen) == 5
+    run_trials(opened, FIVE, 5, runs)
+    assert len(set(runs.seen)) == 5
 
 
-def test_an_interrupted_trial_keeps_its_directory(study):
-    runs = Runs(stop_at=2)
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_trial_is_taken_up_again(study, error):
+    runs = Runs(stop_at=2, error=error)
+    with pytest.raises(error):
         run_trials(study(), FIVE, 5, runs)
     rest = Runs()
     run_trials(study(), FIVE, 5, rest)
     assert len(rest.seen) == 3
-    directories = [directory for _, directory in runs.seen + rest.seen]
-    assert sorted(directories) == [f"trial{number}" for number in range(5)]
-    by_name = dict(rest.seen)
-    third = tuple(sweeps.as_settings(FIVE.grid[2]))
-    assert by_name[third] == "trial2"
+    assert rest.seen[0] == tuple(as_settings(FIVE.grid[2]))
+    assert len(set(runs.seen + rest.seen)) == len(trials_in(study(), "COMPLETE")) == 5
 
 
-def test_the_trial_of_a_killed_process_is_taken_over(study, monkeypatch):
-    """Once it has been silent for a while, even if nothing else is left to do."""
-    monkeypatch.setattr(sweeps, "_HEARTBEAT", 1)
-    monkeypatch.setattr(sweeps, "_GRACE", 2)
-    opened = study()
-    with pytest.warns(UserWarning, match="Heartbeat"):
-        killed = opened.ask()
+def test_the_trial_of_a_killed_process_is_taken_over(study):
+    killed = study().ask()
     settings = FIVE.suggest(killed)
-    opened._storage.record_heartbeat(killed._trial_id)
+    study().ask()  # killed before it had settings
     runs = Runs()
-    run_trials(opened, FIVE, 5, runs)
-    time.sleep(3.1)
-    run_trials(opened, FIVE, 5, runs)
-    assert dict(runs.seen)[tuple(settings)] == directory_of(killed) == "trial0"
-    assert len(runs.seen) == len(trials_in(opened, "COMPLETE")) == 5
+    run_trials(study(), FIVE, 5, runs)
+    assert runs.seen[0] == tuple(settings)
+    assert len(set(runs.seen)) == 5
 
 
 def test_a_trial_whose_loss_is_no_number_is_given_up(study):
@@ -136,7 +130,7 @@ def test_a_free_search_stays_in_its_ranges(study):
     space = space_of("tpe", "primalformer")
     seen = []
 
-    def run(settings, directory):
+    def run(settings):
         recipe = RECIPE.with_settings(settings)
         seen.append(recipe)
         return -abs(recipe.optim.lr - 1e-3)
