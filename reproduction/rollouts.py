@@ -2,9 +2,9 @@
 
     python reproduction/rollouts.py runs/table4 --jobs 2 --results table4/results.csv
 
-Looks for run directories, and for packed policies, everywhere in the folders given. Policies that
-have a row are skipped. It needs gymnasium and mujoco, but not the data; with --accelerator cuda the
-models act on a GPU, which is about ten times as fast.
+Looks for run directories everywhere in the folders given. Policies that have a row are skipped. It
+needs gymnasium and mujoco, but not the data; with --accelerator cuda the models act on a GPU, which
+is about ten times as fast.
 """
 
 import argparse
@@ -16,8 +16,6 @@ from primal_attention.tasks.offline_rl import Trial, environment_of
 from primal_attention.training.checkpoint import BEST
 from primal_attention.training.results import Row, add_rows, current_commit, read_rows
 from primal_attention.training.rollouts import MORE, missing_rows, read_policies
-
-PACKED = "*.policy.safetensors"
 
 
 def main() -> None:
@@ -40,8 +38,8 @@ TOLD = ("dataset", "model", "protocol", "seed", "selection", "value", "margin", 
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Run directories and packed policies."""
-    return sorted([*(path.parent for path in folder.rglob(BEST)), *folder.rglob(PACKED)])
+    """Run directories."""
+    return sorted(path.parent for path in folder.rglob(BEST))
 
 
 def parse_arguments() -> argparse.Namespace:

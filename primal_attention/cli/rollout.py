@@ -19,7 +19,7 @@ from primal_attention.training.rollouts import MORE, Told, missing_rows, read_po
 
 
 def rollout(  # noqa: PLR0913 - each is an option of the command
-    runs: Annotated[list[Path], typer.Argument(help="Run directories of rl/..., or packed.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories of rl/...")],
     episodes: Annotated[int, typer.Option(help="Of each policy.", min=1)] = 10,
     target: Annotated[
         float | None, typer.Option(help="Return to ask for; default: the papers' higher one.")

@@ -48,39 +48,28 @@ class LeanRAdam(torch.optim.RAdam):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update the parameters once."""
+        """Update the parameters once: theta -= m (adaptive / (sqrt(v) + eps) + plain)."""
         for group in self.param_groups:
-            parameters = [each for each in group["params"] if each.grad is not None]
-            if parameters:
-                self._update(group, parameters)
-
-    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Theta -= m (adaptive / (sqrt(v) + eps) + plain)."""
-        for each in parameters:
-            if not self.state[each]:
-                self.state[each]["step"] = torch.zeros((), device=each.device)
-                self.state[each]["exp_avg"] = torch.zeros_like(each)
-                self.state[each]["exp_avg_sq"] = torch.zeros_like(each)
-        gradients: Any = [each.grad for each in parameters]
-        steps, first, second = (
-            [self.state[each][name] for each in parameters]
-            for name in ("step", "exp_avg", "exp_avg_sq")
-        )
-        beta1, beta2 = group["betas"]
-        if group["weight_decay"]:
-            gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
-        torch._foreach_add_(steps, 1)
-        torch._foreach_lerp_(first, gradients, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        factors = _factors(steps[0].double(), group["lr"], beta1, beta2)
-        adaptive, plain = (factor.to(parameters[0].dtype) for factor in factors)
-        sizes = torch._foreach_sqrt(second)
-        torch._foreach_add_(sizes, group["eps"])
-        torch._foreach_reciprocal_(sizes)
-        torch._foreach_mul_(sizes, adaptive)
-        torch._foreach_add_(sizes, plain, alpha=1)  # without alpha it would be read as a number
-        torch._foreach_addcmul_(parameters, first, sizes, -1)
+            lists: Any = [[] for _ in range(5)]
+            self._init_group(group, *lists)  # type: ignore[attr-defined]
+            parameters, gradients, first, second, steps = lists
+            if not parameters:
+                continue
+            beta1, beta2 = group["betas"]
+            if group["weight_decay"]:
+                gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
+            torch._foreach_add_(steps, 1)
+            torch._foreach_lerp_(first, gradients, 1 - beta1)
+            torch._foreach_mul_(second, beta2)
+            torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+            factors = _factors(steps[0].double(), group["lr"], beta1, beta2)
+            adaptive, plain = (factor.to(parameters[0].dtype) for factor in factors)
+            sizes = torch._foreach_sqrt(second)
+            torch._foreach_add_(sizes, group["eps"])
+            torch._foreach_reciprocal_(sizes)
+            torch._foreach_mul_(sizes, adaptive)
+            torch._foreach_add_(sizes, plain, alpha=1)  # without alpha it is read as a number
+            torch._foreach_addcmul_(parameters, first, sizes, -1)
 
 
 def _factors(t: Tensor, lr: float | Tensor, beta1: float, beta2: float) -> tuple[Tensor, Tensor]:

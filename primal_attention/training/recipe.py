@@ -19,10 +19,54 @@ from primal_attention.training.schedules import SCHEDULES
 
 PROTOCOLS = ("paper", "clean")
 OPTIMIZERS = ("radam", "adam", "adamw")
+_CHOICES: dict[str, Collection[Any]] = {  # by field
+    "augment": AUGMENTATIONS,
+    "name": MODELS,
+    "objective": OBJECTIVES,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "protocol": PROTOCOLS,
+    "precision": PRECISIONS,
+}
+_AT_LEAST_ONE = (
+    *("num_tokens", "image_size", "patch_size", "num_layers", "head_hidden_dim"),
+    *("batch_size", "epochs", "steps", "eval_every", "patience"),
+)
+_LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {  # by field; None is not looked at
+    **dict.fromkeys(_AT_LEAST_ONE, (lambda value: value >= 1, "at least 1")),
+    **dict.fromkeys(
+        ("context_tokens", "eta", "weight_decay", "seed"),
+        (lambda value: value >= 0, "not negative"),
+    ),
+    **dict.fromkeys(("lr", "adam_eps", "clip_norm"), (lambda value: value > 0, "positive")),
+    **dict.fromkeys(("drop_path", "adam_beta2"), (lambda value: 0 <= value < 1, "in [0, 1)")),
+    "valid_fraction": (
+        lambda value: 0 <= value < 1,
+        "in (0, 1), or 0 where the set has validation cases",
+    ),
+    "attention": (lambda value: isinstance(value, Mapping), "a mapping"),
+    "num_towers": (lambda value: value in (1, 2), "1 or 2"),
+    "warmup": (lambda value: 0 <= value <= 1, "between 0 and 1"),
+}
+
+
+class _Settings:
+    """A section of a recipe."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run, by name."""
+        for name, value in vars(self).items():
+            choices = _CHOICES.get(name)
+            if choices is not None and value not in choices:
+                kind = "model" if name == "name" else name
+                raise ValueError(f"no {kind} is called {value!r}; {nearest(value, choices)}")
+            holds, what = _LIMITS.get(name, (None, ""))
+            if holds is not None and value is not None and not holds(value):
+                raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class DataSettings(_Settings):
     """Settings of reading and splitting the cases of a task."""
 
     #   Held out of train; 0: the set has validation cases; None: the test cases select.
@@ -33,18 +77,9 @@ class DataSettings:
     patch_size: int = 16  # pixels of a side of a token of it
     augment: str = "none"  # augmentation of pictures: a name of AUGMENTATIONS
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be read, by name."""
-        _check_choices(augment=(self.augment, AUGMENTATIONS))
-        _check_at_least_one(self, "num_tokens", "image_size", "patch_size")
-        _check_not_negative(self, "context_tokens")
-        if self.valid_fraction is not None:
-            what = "in (0, 1), or 0 where the set has validation cases"
-            _check("valid_fraction", self.valid_fraction, lambda value: 0 <= value < 1, what)
-
 
 @dataclass(frozen=True)
-class ModelSettings:
+class ModelSettings(_Settings):
     """The network."""
 
     name: str  # a name of MODELS; its flat key is ``model``
@@ -63,17 +98,9 @@ class ModelSettings:
     mask_primal: bool = True  # False: it leaks into Primal layers alone, as released for LRA
     attention: Mapping[str, Any] = field(default_factory=dict)  # options of the mechanism
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be built, by name."""
-        _check_choices(model=(self.name, MODELS))
-        _check_at_least_one(self, "num_layers", "head_hidden_dim")
-        _check("attention", self.attention, lambda each: isinstance(each, Mapping), "a mapping")
-        _check("num_towers", self.num_towers, lambda value: value in (1, 2), "1 or 2")
-        _check("drop_path", self.drop_path, lambda value: 0 <= value < 1, "in [0, 1)")
-
 
 @dataclass(frozen=True)
-class OptimSettings:
+class OptimSettings(_Settings):
     """The loss and how it is minimised."""
 
     eta: float = 0.0  # weight of the KSVD objective
@@ -90,21 +117,6 @@ class OptimSettings:
     warmup: float = 0.0  # the part of all steps in which the learning rate rises
     clip_norm: float | None = 4.0
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be minimised, by name."""
-        _check_choices(
-            objective=(self.objective, OBJECTIVES),
-            optimizer=(self.optimizer, OPTIMIZERS),
-            schedule=(self.schedule, SCHEDULES),
-        )
-        _check_at_least_one(self, "batch_size", "epochs", "steps")
-        _check_not_negative(self, "eta", "weight_decay")
-        for name in ("lr", "adam_eps", "clip_norm"):
-            if getattr(self, name) is not None:
-                _check(name, getattr(self, name), lambda value: value > 0, "positive")
-        _check("adam_beta2", self.adam_beta2, lambda value: 0 <= value < 1, "in [0, 1)")
-        _check("warmup", self.warmup, lambda value: 0 <= value <= 1, "between 0 and 1")
-
     @property
     def unit(self) -> str:
         """Unit that the length of a run is counted in, epoch or step."""
@@ -112,7 +124,7 @@ class OptimSettings:
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class RunSettings(_Settings):
     """Settings of selecting, repeating and computing a run."""
 
     protocol: str = "clean"  # one of PROTOCOLS
@@ -123,12 +135,6 @@ class RunSettings:
     precision: str = "fp32"  # one of PRECISIONS
     graph: bool = True  # on one CUDA device, replay the step as a graph
     compile: bool = False  # train through torch.compile; evaluations are as without it
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be run, by name."""
-        _check_choices(protocol=(self.protocol, PROTOCOLS), precision=(self.precision, PRECISIONS))
-        _check_at_least_one(self, "eval_every", "patience")
-        _check_not_negative(self, "seed")
 
 
 _SECTIONS: dict[str, Any] = {
@@ -258,29 +264,6 @@ def nearest(name: str, names: Collection[str]) -> str:
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"there are {', '.join(names)}"
-
-
-def _check_choices(**choices: tuple[str, Collection[str]]) -> None:
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise ValueError(f"no {name} is called {value!r}; {nearest(value, allowed)}")
-
-
-def _check(name: str, value: Any, holds: Callable[[Any], bool], what: str) -> None:
-    if not holds(value):
-        raise ValueError(f"{name} must be {what}, got {value!r}")
-
-
-def _check_at_least_one(settings: Any, *names: str) -> None:
-    """Raise where a setting is below 1; None is not looked at."""
-    for name in names:
-        if getattr(settings, name) is not None:
-            _check(name, getattr(settings, name), lambda value: value >= 1, "at least 1")
-
-
-def _check_not_negative(settings: Any, *names: str) -> None:
-    for name in names:
-        _check(name, getattr(settings, name), lambda value: value >= 0, "not negative")
 
 
 def _converted(key: str, text: str) -> Any:

@@ -42,35 +42,24 @@ class Policies(NamedTuple):
 
     def model(self, selection: str) -> DecisionModel:
         """Build the model with those weights, on the CPU, in evaluation mode."""
-        weights = {name: each.float() for name, each in self.weights[selection].items()}
-        with fitting(self.path, "the checkpoint of a policy"):
-            model: DecisionModel = trained_model(self.recipe, self.sizes, weights)
+        with fitting(self.path, "a run of policies"):
+            model: DecisionModel = trained_model(self.recipe, self.sizes, self.weights[selection])
         return model
 
 
 def read_policies(path: Path) -> Policies:
-    """Read the policies of a run directory, or of one file that holds both.
-
-    Such a file has the tensors ``last.`` and, where they differ, ``best.``, and says both rounds.
-    """
-    if path.is_dir():
-        best, last = read_checkpoint(path / BEST), read_checkpoint(path / LAST)
-        with fitting(path / LAST, "the checkpoint of a run"):
-            rounds = {"last": last.facts["progress"]["rounds"][-1], "best": best.facts.get("round")}
-        facts = {**best.facts, "rounds": rounds}
-        weights = {"last": last.part("model"), "best": best.tensors}
-    else:
-        checkpoint = read_checkpoint(path)
-        facts = checkpoint.facts
-        weights = {name: checkpoint.part(name) for name in SELECTIONS}
-        weights["best"] = weights["best"] or weights["last"]
-    with fitting(path, "the checkpoint of a policy"):
-        recipe = Recipe.from_json(facts["recipe"])
+    """Read the policies of a run directory."""
+    best = read_checkpoint(path / BEST)
+    with fitting(path / BEST, "the checkpoint of a policy"):
+        recipe = Recipe.from_json(best.facts["recipe"])
     if not acts(recipe):
         raise ValueError(f"{path} is a run of {recipe.task}, which has no environment to act in")
-    with fitting(path, "the checkpoint of a policy"):
-        encoding = offline_rl.TrajectoryEncoding.from_dict(facts["encoding"])
-        return Policies(path, recipe, Sizes(**facts["sizes"]), encoding, weights, facts["rounds"])
+    last = read_checkpoint(path / LAST)
+    with fitting(path, "a run of policies"):
+        rounds = {"last": last.facts["progress"]["rounds"][-1], "best": best.facts["round"]}
+        weights = {"last": last.part("model"), "best": best.tensors}
+        encoding = offline_rl.TrajectoryEncoding.from_dict(best.facts["encoding"])
+        return Policies(path, recipe, Sizes(**best.facts["sizes"]), encoding, weights, rounds)
 
 
 def try_policy(
@@ -126,10 +115,6 @@ def _measured(found: Policies, selection: str, rollout: offline_rl.Rollout) -> R
     }
 
 
-def _in_silence(name: str) -> AbstractContextManager[Told]:
-    return nullcontext(lambda step: None)
-
-
 def missing_rows(
     found: Policies,
     trial: offline_rl.Trial,
@@ -138,7 +123,7 @@ def missing_rows(
     *,
     commit: str,
     device: torch.device | str = "cpu",
-    watching: Callable[[str], AbstractContextManager[Told]] = _in_silence,
+    watching: Callable[[str], AbstractContextManager[Told]] | None = None,
     video: Path | None = None,
 ) -> Iterator[Row]:
     """Make a row for each policy of a run that has none; one that is both is rolled out once.
@@ -163,7 +148,7 @@ def missing_rows(
         if known is None or found.rounds["last"] != found.rounds["best"]:
             recipe = found.recipe
             name = f"{recipe.set_name}-{recipe.model.name}-seed{recipe.run.seed}-{selection}"
-            with watching(name) as told:
+            with watching(name) if watching else nullcontext(lambda step: None) as told:
                 place = video and video / f"{name}.gif"
                 known = try_policy(
                     found, selection, trial, mode, device=device, told=told, video=place

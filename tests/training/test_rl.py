@@ -1,6 +1,5 @@
 """Decision Transformers in the training loop, and the policies that come of it."""
 
-import shutil
 import sys
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from primal_attention.tasks.offline_rl import RL, Trial
 from primal_attention.tasks.offline_rl.trajectories import Trajectories
 from primal_attention.training import build_model, find_recipe, launch, task_of, train, train_in
-from primal_attention.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from primal_attention.training.checkpoint import BEST, write_checkpoint
 from primal_attention.training.domains.rl import RELEASED
 from primal_attention.training.results import add_rows, read_rows
 from primal_attention.training.rollouts import (
@@ -153,41 +152,6 @@ def test_a_policy_acts_as_the_model_that_was_trained(run, folder):
     np.testing.assert_allclose(found.encoding.mean, task.encoding.mean)
 
 
-def of_two_rounds(run, folder):
-    """The same run with another best round."""
-    shutil.copytree(run, folder)
-    best = read_checkpoint(folder / BEST)
-    facts = {**best.facts, "round": {**best.facts["round"], "step": 20}}
-    tensors = {name: each / 2 for name, each in best.tensors.items()}
-    write_checkpoint(folder / BEST, tensors, facts)
-    return folder
-
-
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_policies_of_one_file_are_those_of_the_run(run, tmp_path, rounds):
-    found = read_policies(run if rounds == 1 else of_two_rounds(run, tmp_path / "other"))
-    selections = ("last",) if rounds == 1 else ("last", "best")
-    facts = {
-        "recipe": found.recipe.to_json(),
-        "sizes": found.sizes.__dict__,
-        "encoding": found.encoding.to_dict(),
-        "rounds": found.rounds,
-    }
-    tensors = {
-        f"{selection}.{name}": each.half()
-        for selection in selections
-        for name, each in found.weights[selection].items()
-    }
-    write_checkpoint(tmp_path / "one.policy.safetensors", tensors, facts)
-    packed = read_policies(tmp_path / "one.policy.safetensors")
-    assert (packed.recipe, packed.rounds) == (found.recipe, found.rounds)
-    for name in selections:
-        expected = {key: each.half().float() for key, each in found.weights[name].items()}
-        torch.testing.assert_close(packed.model(name).state_dict(), expected)
-    same = torch.equal(*(packed.model(name).host.embed_ln.bias for name in ("last", "best")))
-    assert same == (rounds == 1)
-
-
 def test_rows_of_both_checkpoints_once(run, tmp_path, monkeypatch):
     found, results = read_policies(run), tmp_path / "results.csv"
     trial = Trial(3600.0, 2, seed=7)
@@ -222,9 +186,9 @@ def test_a_run_of_something_else_is_refused(run, tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         read_policies(run / "nothing")
     facts = {"recipe": find_recipe("uea/Heartbeat", "linear", "clean").to_json()}
-    write_checkpoint(tmp_path / "series.safetensors", {}, facts)
+    write_checkpoint(tmp_path / BEST, {}, facts)
     with pytest.raises(ValueError, match="a run of uea/Heartbeat, which has no environment"):
-        read_policies(tmp_path / "series.safetensors")
+        read_policies(tmp_path)
 
 
 def test_training_needs_no_simulator(folder, monkeypatch):
