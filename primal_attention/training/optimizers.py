@@ -51,7 +51,7 @@ class LeanRAdam(torch.optim.RAdam):
         """Update the parameters once: theta -= m (adaptive / (sqrt(v) + eps) + plain)."""
         for group in self.param_groups:
             lists: Any = [[] for _ in range(5)]
-            self._init_group(group, *lists)  # type: ignore[attr-defined]
+            self._init_group(group, *lists)  # type: ignore[no-untyped-call]
             parameters, gradients, first, second, steps = lists
             if not parameters:
                 continue
