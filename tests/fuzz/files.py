@@ -29,7 +29,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
@@ -54,7 +54,6 @@ from primal_attention.tasks import (  # noqa: E402
     uea_task,
 )
 from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask  # noqa: E402
-from primal_attention.tasks.lra.chunks import made_in_chunks  # noqa: E402
 from primal_attention.tasks.lra.pathfinder_files import read_pathfinder  # noqa: E402
 from primal_attention.tasks.lra.texts import read_retrieval_imdb  # noqa: E402
 from primal_attention.tasks.offline_rl import RL  # noqa: E402
@@ -106,15 +105,6 @@ def _lra(name: str, *, pairs: bool, symbols: int, classes: int) -> Callable[[Pat
     return make
 
 
-def _chunks(folder: Path) -> list[Any]:
-    made = made_in_chunks(_chunk, 2, folder, shapes=[(4, 64), (4,)])
-    return [[each.sum() for each in arrays] for arrays in made]
-
-
-def _chunk(index: int) -> list[Any]:
-    return [np.full((4, 64), index, np.uint8), np.full(4, index, np.uint8)]
-
-
 def _listops(folder: Path) -> None:
     rows = [("( ( ( [MAX 2 ) 9 ) ] )", 9), ("7", 7), ("( ( [SM 1 ) 4 ) ]", 5)] * 3
     toy_files.write_listops(folder, dict.fromkeys(("train", "val", "test"), rows))
@@ -140,10 +130,10 @@ def _cifar_grey(folder: Path) -> None:
     np.savez(folder / "cifar10_grey.npz", x_train=x, y_train=y, x_test=x, y_test=y)
 
 
-def _pathfinder(folder: Path, *, as_array: bool = False) -> None:
+def _pathfinder(folder: Path) -> None:
     rng = np.random.default_rng(0)
     drawn = [rng.integers(256, size=(32, 32), dtype=np.uint8) for _ in range(20)]
-    toy_files.write_pathfinder(folder, drawn, [i % 2 for i in range(20)], as_array=as_array)
+    toy_files.write_pathfinder(folder, drawn, [i % 2 for i in range(20)])
 
 
 def _tiny_imagenet(folder: Path) -> None:
@@ -228,7 +218,6 @@ READERS: dict[str, Reader] = {
         _lra("retrieval", pairs=True, symbols=256, classes=2),
         lambda folder: lra_task("retrieval", folder=folder),
     ),
-    "chunks": Reader(_chunks, _chunks),
     "listops, .tsv": Reader(_listops, lambda folder: lra_task("listops", folder=folder)),
     "retrieval, .tsv": Reader(_aan, lambda folder: lra_task("retrieval", folder=folder)),
     "imdb, reviews": Reader(_imdb, lambda folder: lra_task("text", folder=folder), "*_*.txt"),
@@ -245,11 +234,6 @@ READERS: dict[str, Reader] = {
     ),
     "pathfinder, lists": Reader(
         _pathfinder, lambda folder: read_pathfinder("pathfinder", folder), "*.npy"
-    ),
-    "pathfinder, arrays": Reader(
-        lambda folder: _pathfinder(folder, as_array=True),
-        lambda folder: read_pathfinder("pathfinder", folder),
-        "*.npy",
     ),
     "text": Reader(
         lambda folder: write_text(folder / "wikitext-2"),

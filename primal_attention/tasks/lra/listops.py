@@ -11,8 +11,6 @@ The original files are ``basic_train.tsv``, ``basic_val.tsv`` and ``basic_test.t
 Letters: T trees, N tokens, n nodes of a level.
 """
 
-import hashlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -174,34 +172,18 @@ def _results(args: Ints, first: Ints, num_args: Ints) -> Ints:
 def generate_listops(
     in_chunks: InChunks, *, sizes: PartSizes = SIZES, seed: int = 0
 ) -> PreparedTask:
-    """Generate different trees.
+    """Generate trees.
 
     Args:
         in_chunks: Runs the work; see ``made_in_chunks``.
         sizes: Of the parts.
         seed: Of the trees.
     """
-    settings, num = ListOpsSettings(), sum(sizes)
+    settings = ListOpsSettings()
     make = partial(make_trees, settings, seed, num=CHUNK)
-    shapes = (CHUNK, NUM_TOKENS), (CHUNK,)
-    num_chunks = -(-num // CHUNK)
-    while True:
-        trees = _different(Trees(*chunk) for chunk in in_chunks(make, num_chunks, shapes=shapes))
-        if len(trees.values) >= num:
-            break
-        num_chunks += 1  # some tree was there already
+    tokens, values = in_chunks(make, sum(sizes), CHUNK)
     facts = {"made by": "generate_listops", "seed": seed, "settings": asdict(settings)}
-    return PreparedTask("listops", sizes, trees.tokens[:num], trees.values[:num], facts=facts)
-
-
-def _different(chunks: Iterable[Trees]) -> Trees:
-    """Join the trees of all chunks, each once."""
-    tokens, values = (np.concatenate(each) for each in zip(*chunks, strict=True))
-    digests = [hashlib.blake2b(row, digest_size=16).digest() for row in tokens]
-    first = sorted({digest: i for i, digest in reversed(list(enumerate(digests)))}.values())
-    if len(first) == len(values):  # the usual case, without a copy
-        return Trees(tokens, values)
-    return Trees(tokens[first], values[first])
+    return PreparedTask("listops", sizes, tokens, values, facts=facts)
 
 
 def read_listops(folder: Path) -> PreparedTask:

@@ -358,13 +358,13 @@ def draw_scene(settings: PathfinderSettings, seed: int, index: int) -> Scene:
 
 
 def draw_images(
-    settings: PathfinderSettings, seed: int, first: int, num: int
+    settings: PathfinderSettings, seed: int, chunk: int, num: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Draw images from an index on as rows of pixels [num, size²], and their labels [num]."""
+    """Draw the images of a chunk as rows of pixels [num, size²], and their labels [num]."""
     tokens = np.empty((num, settings.size**2), dtype=np.uint8)
     labels = np.empty(num, dtype=np.uint8)
     for row in range(num):
-        scene = draw_scene(settings, seed, first + row)
+        scene = draw_scene(settings, seed, chunk * num + row)
         tokens[row], labels[row] = scene.image.ravel(), scene.label
     return tokens, labels
 

@@ -14,11 +14,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.array_files import read_array
 from primal_attention.extras import needing
 from primal_attention.foreign_files import read_bytes, reading, reason
-from primal_attention.tasks.lra.chunks import Arrays, InChunks
-from primal_attention.tasks.lra.pathfinder import PATHFINDERS, PathfinderSettings, draw_images
+from primal_attention.tasks.lra.chunks import InChunks
+from primal_attention.tasks.lra.pathfinder import PATHFINDERS, draw_images
 from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 
 SIZES = PartSizes(160_000, 20_000, 20_000)
@@ -37,22 +36,11 @@ def generate_pathfinder(
         sizes: Of the parts.
         seed: Of the images.
     """
-    settings, num = PATHFINDERS[name], sum(sizes)
-    make = partial(_chunk, settings, seed, CHUNK)
-    shapes = (CHUNK, settings.size**2), (CHUNK,)
-    chunks = in_chunks(make, -(-num // CHUNK), shapes=shapes)
-    tokens = np.empty((num, settings.size**2), dtype=np.uint8)
-    labels = np.empty(num, dtype=np.uint8)
-    for i, (some_tokens, some_labels) in enumerate(chunks):
-        here = slice(i * CHUNK, min((i + 1) * CHUNK, num))
-        length = here.stop - here.start
-        tokens[here], labels[here] = some_tokens[:length], some_labels[:length]
+    settings = PATHFINDERS[name]
+    make = partial(draw_images, settings, seed, num=CHUNK)
+    tokens, labels = in_chunks(make, sum(sizes), CHUNK)
     facts = {"made by": "generate_pathfinder", "seed": seed, "settings": asdict(settings)}
     return PreparedTask(name, sizes, tokens, labels, facts=facts)
-
-
-def _chunk(settings: PathfinderSettings, seed: int, size: int, index: int) -> Arrays:
-    return draw_images(settings, seed, index * size, size)
 
 
 def released_folder(name: str) -> str:
@@ -115,17 +103,10 @@ def _listed(folder: Path, path: Path) -> Iterator[tuple[Path, bytes, int]]:
 
 
 def _rows(path: Path) -> list[list[str]]:
-    """Read the rows of a list: plain text in the release, an array where the generator wrote it."""
-    kind = "a list of images, neither as text nor as an array"
-    with reading(path, kind, "get the whole archive anew"):
-        content = read_bytes(path, MOST)
-        if not content.startswith(b"\x93NUMPY"):
-            return [line.split() for line in content.decode().splitlines() if line.strip()]
-        array = read_array(path)
-        if array.dtype.kind != "U" or array.ndim != 2:
-            raise ValueError(f"it holds {array.dtype} {array.shape}, no rows of texts")
-        rows: list[list[str]] = array.tolist()
-        return rows
+    """Read the rows of a list."""
+    with reading(path, "a list of images", "get the whole archive anew"):
+        lines = read_bytes(path, MOST).decode().splitlines()
+        return [line.split() for line in lines if line.strip()]
 
 
 def _pixels(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:

@@ -6,9 +6,7 @@ is about, and how all of it was made, with a checksum. A distribution may lie in
 or in the folder ``lra_release`` that the authors' archive unpacks to.
 """
 
-import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -92,7 +90,7 @@ class Arena(PreparedSets[PreparedTask]):
     ) -> Path:
         """Write a task to ``<out>/<name>.npz``: read from its files, or else generated.
 
-        Generating goes on where it was interrupted. The result depends on sizes and seed alone.
+        What is generated depends on sizes and seed alone.
 
         Args:
             name: One of ``LRA_TASKS``.
@@ -111,13 +109,9 @@ class Arena(PreparedSets[PreparedTask]):
                 raise ValueError(f"sizes: {name!r} is read from {place} as it is, got {sizes}")
             self.write(path, source.read(place, **({"seed": seed} if source.draws else {})))
         elif source.generate is not None:
-            options: dict[str, Any] = {"seed": seed}
-            options |= {} if sizes is None else {"sizes": PartSizes(*sizes)}
-            key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
-            chunks = path.parent / f".{name}.{key}.chunks"
-            run = partial(made_in_chunks, folder=chunks, workers=workers, progress=progress)
-            self.write(path, source.generate(run, **options))
-            shutil.rmtree(chunks)
+            options = {} if sizes is None else {"sizes": PartSizes(*sizes)}
+            run = partial(made_in_chunks, workers=workers, progress=progress)
+            self.write(path, source.generate(run, seed=seed, **options))
         else:
             raise FileNotFoundError(self._advice(name, folder))
         return path

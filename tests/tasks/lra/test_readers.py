@@ -196,12 +196,11 @@ def images():
     return [rng.integers(256, size=(32, 32), dtype=np.uint8) for _ in range(20)]
 
 
-@pytest.mark.parametrize("as_array", [False, True])
-def test_pathfinder_images_and_labels_stay_together(tmp_path, images, as_array):
+def test_pathfinder_images_and_labels_stay_together(tmp_path, images):
     labels = [i % 2 for i in range(20)]
     for i in range(20):
         images[i][0, 0] = i
-    write_pathfinder(tmp_path, images, labels, as_array=as_array)
+    write_pathfinder(tmp_path, images, labels)
     prepared = read_pathfinder("pathfinder", tmp_path, seed=3)
     assert prepared.sizes == (16, 2, 2)
     order = prepared.tokens[:, 0].tolist()

@@ -65,7 +65,7 @@ def png(pixels):
     return file.getvalue()
 
 
-def write_pathfinder(folder, images, labels, *, as_array=False):
+def write_pathfinder(folder, images, labels):
     """Two batches of images; an image that is None is an empty file."""
     (folder / "metadata").mkdir(parents=True)
     half = len(images) // 2
@@ -77,8 +77,5 @@ def write_pathfinder(folder, images, labels, *, as_array=False):
             content = b"" if images[i] is None else png(images[i])
             (place / f"sample_{i}.png").write_bytes(content)
             rows.append([f"imgs/{batch}", f"sample_{i}.png", str(i), str(labels[i]), "1.0", "14"])
-        path = folder / "metadata" / f"{batch}.npy"
-        if as_array:
-            np.save(path, np.array(rows))
-        else:
-            path.write_text("".join(" ".join(row) + "\n" for row in rows))
+        text = "".join(" ".join(row) + "\n" for row in rows)
+        (folder / "metadata" / f"{batch}.npy").write_text(text)
