@@ -4,9 +4,8 @@ Memory is allocated only after the sizes in all headers agree with each other an
 the file. Only numbers and text are read: no objects, so no pickles.
 """
 
-import ast
+import io
 import math
-import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,14 +13,17 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from primal_attention.atomic_files import replacing
 from primal_attention.foreign_files import file_size, is_plain_name
 
-_MAGIC = b"\x93NUMPY"
+_HEADERS: dict[tuple[int, int], Any] = {
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+}
 _LONGEST_HEADER = 10_000  # bytes
-_LAST_CHARACTER, _SURROGATE = 0x10FFFF, 0xD800 >> 11
 _PIECE = 2**20  # bytes unpacked at a time
 _ALWAYS, _TIMES = 2**28, 32  # bytes that any file may unpack to, and times the size of a large one
 
@@ -38,13 +40,17 @@ class Header(NamedTuple):
         """Bytes of the array, without overflow."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def shaped(self, flat: NDArray[Any]) -> NDArray[Any]:
+        """Shape the values, which are in one row."""
+        return flat.reshape(self.shape, order="F" if self.in_columns else "C")
+
 
 def read_array(path: Path) -> NDArray[Any]:
     """Read a `.npy` file; call it within ``reading``, since errors do not name the file."""
     size = file_size(path)
     with path.open("rb") as file:
         header = _header(file, size)
-        return _shaped(np.fromfile(file, header.dtype), header)
+        return header.shaped(np.fromfile(file, header.dtype))
 
 
 class ArrayFile:
@@ -64,11 +70,6 @@ class ArrayFile:
     def __contains__(self, name: str) -> bool:
         return name in self._members
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The arrays of the file."""
-        return tuple(self._members)
-
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Copy an array into memory and check its CRC."""
         member = self._member(name)
@@ -87,13 +88,7 @@ class ArrayFile:
                 piece[:] = np.frombuffer(file.read(len(piece)), np.uint8)
             if file.read(1):
                 raise ValueError(f"{name!r} goes on after its end")
-        return _shaped(flat, header)
-
-    def get(self, name: str) -> NDArray[Any] | None:
-        """Return an array, or None where the file has none of that name."""
-        if name not in self:
-            return None
-        return self[name]
+        return header.shaped(flat)
 
     def text(self, name: str) -> str:
         """Return a text, which is an array without dimensions."""
@@ -145,47 +140,22 @@ def write_arrays(path: Path, arrays: Mapping[str, Any], *, compressed: bool = Fa
 
 def _header(file: IO[bytes], size: int) -> Header:
     """Read the header of an array that takes, with it, ``size`` bytes."""
-    start = file.read(8)
-    if start[:6] != _MAGIC or start[6:7] not in (b"\1", b"\2", b"\3"):
-        raise ValueError("an array of numpy was expected; it is another file, or damaged")
-    width = 2 if start[6] == 1 else 4
-    length = int.from_bytes(file.read(width), "little")
-    if length > min(size, _LONGEST_HEADER):
-        raise ValueError(f"its header says that it takes {length} bytes itself")
-    text = file.read(length)
-    header = _parsed(text.decode("latin-1" if start[6] < 3 else "utf-8"))
-    if (rest := size - 8 - width - length) != header.num_bytes:
+    start = io.BytesIO(file.read(_LONGEST_HEADER))
+    version = npy.read_magic(start)  # type: ignore[no-untyped-call]
+    if version not in _HEADERS:
+        raise ValueError(f"version {version} of numpy's format is not read")
+    shape, in_columns, dtype = _HEADERS[version](start)
+    if dtype.kind not in "biufU":
         raise ValueError(
-            f"its header promises {header.num_bytes} bytes, {header.dtype} "
-            f"{list(header.shape)}, and {rest} are there"
+            f"it holds {str(dtype)[:40]}, objects or others; only numbers and text are read"
         )
-    return header
-
-
-def _parsed(text: str) -> Header:
-    values: Any = ast.literal_eval(text.strip())
-    if not isinstance(values, dict) or values.keys() != {"descr", "fortran_order", "shape"}:
-        raise ValueError("its header does not describe an array")
-    kind, in_columns, shape = values["descr"], values["fortran_order"], values["shape"]
-    if not isinstance(kind, str) or not re.fullmatch(
-        r"[<>|=]?(b1|[iu][1248]|f[248]|U\d{1,9})", kind
-    ):
-        raise ValueError(
-            f"it holds {str(kind)[:40]!r}, objects or others; only numbers and text are read"
-        )
-    if not isinstance(in_columns, bool) or not isinstance(shape, tuple):
-        raise ValueError("its header does not describe an array")
-    if not all(type(each) is int and 0 <= each < 2**63 for each in shape):
+    if any(each < 0 for each in shape):
         raise ValueError(f"its shape is {str(shape)[:40]}")
-    return Header(np.dtype(kind), in_columns, shape)
-
-
-def _shaped(flat: NDArray[Any], header: Header) -> NDArray[Any]:
-    """Shape the values after checking that the type can have each of them."""
-    if header.dtype.kind == "b" and (flat.view(np.uint8) > 1).any():
-        raise ValueError("it has a value that is neither true nor false")
-    if header.dtype.kind == "U" and flat.nbytes:
-        characters = flat.view(np.dtype("u4").newbyteorder(header.dtype.byteorder))
-        if (characters > _LAST_CHARACTER).any() or (characters >> 11 == _SURROGATE).any():
-            raise ValueError("it has a text of numbers that are no characters")
-    return flat.reshape(header.shape, order="F" if header.in_columns else "C")
+    header = Header(dtype, in_columns, shape)
+    if (rest := size - start.tell()) != header.num_bytes:
+        raise ValueError(
+            f"its header promises {header.num_bytes} bytes, {dtype} {list(shape)}, "
+            f"and {rest} are there"
+        )
+    file.seek(start.tell())
+    return header

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        with writing_to(path), _locked(temporary):
+        with writing_to(path):
             yield temporary
             with temporary.open("rb") as written:
                 os.fsync(written.fileno())
@@ -91,13 +91,9 @@ def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> st
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove the temporary files of killed writers; a file that is being written remains."""
+    """Remove the temporary files of killed writers; call it where no other process writes."""
     for left in directory.glob(".*.unfinished"):
-        try:
-            with _locked(left):
-                left.unlink(missing_ok=True)
-        except BlockingIOError:
-            continue
+        left.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -133,79 +129,56 @@ def holding(path: Path, *, wait: float = 0.0) -> Iterator[None]:
     Raises:
         HeldError: Another process holds it.
     """
+    if fcntl is None:
+        yield
+        return
     lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
-    with ExitStack() as stack:
-        _sign(_acquire(stack, lock, path, time.monotonic() + wait))
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    until = time.monotonic() + wait
+    while (file := _locked(lock)) is None:
+        if time.monotonic() >= until:
+            raise HeldError(
+                f"{path} is held by {_holder(lock)}, which writes to it; wait for its end "
+                "or choose another place"
+            )
+        time.sleep(_POLL)
+    try:
+        with suppress(OSError):  # a full disk leaves the name out
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(file)
 
 
-def _acquire(stack: ExitStack, lock: Path, path: Path, until: float) -> int | None:
+def _locked(lock: Path) -> int | None:
+    """Create, open and lock a file; None if another process holds it."""
     while True:
         try:
-            return stack.enter_context(_locked(lock))
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise HeldError(
-                    f"{path} is held by {_signature(lock)}, which writes to it; wait for its end "
-                    "or choose another place"
-                ) from None
+            file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             told = f"cannot write in {lock.parent}: {error.strerror}; choose another place"
             raise type(error)(told) from error
-        time.sleep(_POLL)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        except OSError:
+            pass  # a file system without locks
+        with suppress(FileNotFoundError):  # another process removed it before it was locked
+            if os.path.samestat(os.fstat(file), lock.stat()):
+                return file
+        os.close(file)
+
+
+def _holder(lock: Path) -> str:
+    with suppress(OSError):
+        return lock.read_text(errors="replace") or "another process"
+    return "another process"
 
 
 def checksum_of(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int | None]:
-    """Create, open and lock a file; raise ``BlockingIOError`` if another process holds it.
-
-    Yields None on a system without file locks.
-    """
-    if fcntl is None:
-        yield None
-        return
-    while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise
-            except OSError:
-                pass  # a file system without locks
-            if _is_at(file, path):  # else another process removed it before it was locked
-                yield file
-                return
-        finally:
-            os.close(file)
-
-
-def _is_at(file: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _sign(file: int | None) -> None:
-    """Write the holder into the lock; a full disk leaves it out."""
-    if file is not None:
-        with suppress(OSError):
-            os.ftruncate(file, 0)
-            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-
-
-def _signature(lock: Path) -> str:
-    try:
-        return lock.read_text(errors="replace") or "another process"
-    except OSError:
-        return "another process"

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from primal_attention.atomic_files import remove_unfinished, replacing
+from primal_attention.atomic_files import remove_unfinished
 from primal_attention.training import train_in
 from primal_attention.training.checkpoint import (
     FORMAT,
@@ -84,13 +84,6 @@ def test_what_a_killed_writer_left_is_removed(tmp_path, what):
     assert len(list(tmp_path.iterdir())) == 2  # killed in the middle of a file
     remove_unfinished(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [".hidden"]
-
-
-def test_what_is_being_written_stays(tmp_path):
-    with replacing(tmp_path / "last.txt") as temporary:
-        temporary.write_text("whole")
-        remove_unfinished(tmp_path)  # as a second run does that begins in the same folder
-    assert (tmp_path / "last.txt").read_text() == "whole"
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -147,12 +147,13 @@ class Arena(PreparedSets[PreparedTask]):
 
     def _unpack(self, arrays: ArrayFile, name: str) -> PreparedTask:
         about = json.loads(arrays.text("about"))
+        pairs = arrays["pairs"] if "pairs" in arrays else None  # noqa: SIM401, this is no dict
         found = PreparedTask(
             about["task"],
             PartSizes(*about["sizes"]),
             arrays.mapped("tokens"),
             arrays["targets"],
-            arrays.get("pairs"),
+            pairs,
             about["facts"],
         )
         if found.task != name:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.array_files import open_arrays
 from primal_attention.foreign_files import reading
 from primal_attention.tasks.offline_rl import RL, RL_SETS, Trajectories, environment_of
 from primal_attention.tasks.offline_rl.environments import Environment, make_environment
@@ -41,8 +40,8 @@ class Agent:
         if not path.is_file():
             raise FileNotFoundError(f"there is no policy {path}")
         with reading(path, f"a policy of {environment.gym_name}", "get the whole file anew"):
-            with open_arrays(path) as file:
-                self.arrays = arrays = {name: file[name] for name in file.names}
+            with np.load(path) as file:
+                self.arrays = arrays = dict(file)
             layers = range(int(arrays["n_layers"]))
             self.layers = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in layers]
             dims = int(arrays["obs_dim"]) - int(arrays["time_feature"]), int(arrays["act_dim"])
