@@ -32,7 +32,6 @@ OPTIONS = {
     "soft": {"num_landmarks": 4},
     "softmax_bn causal": {"learnable_beta": True, "causal": True},
     "softmax causal": {"causal": True},
-    "softmax_sh causal": {"causal": True},
     "linear causal": {"causal": True},
     "cosformer causal": {"causal": True},
     "flow causal": {"causal": True},

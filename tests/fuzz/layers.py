@@ -165,12 +165,6 @@ def _of_primal(draws: Draws) -> dict[str, Any]:
     return given
 
 
-def _of_softmax_sh(draws: Draws) -> dict[str, Any]:
-    pool = draws.rng.choice(("average", "max", "stride"))
-    prefix = 0 if draws.causal else draws.rng.choice((0, 0, 1, 2))
-    return {"scales": draws.scales, "pool": pool, "num_prefix_tokens": prefix}
-
-
 def _of_linear(draws: Draws) -> dict[str, Any]:
     feature_map = draws.rng.choice(("elu", "relu", ("elu", "relu")))
     return {"feature_map": feature_map} | ({} if draws.causal else {"scales": draws.scales})
@@ -179,10 +173,8 @@ def _of_linear(draws: Draws) -> dict[str, Any]:
 OPTIONS: dict[str, Callable[[Draws], dict[str, Any]]] = {
     "primal": _of_primal,
     "softmax_bn": lambda draws: draws.norm,
-    "softmax_sh": _of_softmax_sh,
-    "softmax_bn_sh": lambda draws: (
-        draws.norm | {"scales": draws.scales, "pool": draws.rng.choice(("average", "stride"))}
-    ),
+    "softmax_sh": lambda draws: {"scales": draws.scales},
+    "softmax_bn_sh": lambda draws: draws.norm | {"scales": draws.scales},
     "linear": _of_linear,
     "linear_bn": lambda draws: draws.norm | {"scales": draws.scales},
     "performer": lambda draws: {"num_features": draws.rng.choice((None, draws.few))},
@@ -204,11 +196,7 @@ OPTIONS: dict[str, Callable[[Draws], dict[str, Any]]] = {
         "window": 2 * draws.few,
         "num_global_tokens": draws.rng.choice((0, 1, 3)),
     },
-    "yoso": lambda draws: {
-        "estimator": draws.rng.choice(("expectation", "hashes")),
-        "num_hashes": draws.few,
-        "num_bits": draws.rng.choice((1, 4, 9)),
-    },
+    "yoso": lambda draws: {"num_bits": draws.rng.choice((1, 4, 9))},
     "cosformer": lambda draws: {"max_tokens": draws.rng.choice((None, 1000))},
     "soft": lambda draws: {"num_landmarks": draws.few},
     "sparse": lambda draws: {
@@ -552,7 +540,7 @@ def _rectifies(case: Case) -> bool:
 
 
 def _hashes(case: Case) -> bool:
-    return case.name == "reformer" or case.options.get("estimator") == "hashes"
+    return case.name == "reformer"
 
 
 def _spread(z: Tensor, places: Tensor, length: int, filling: float | bool) -> Tensor:

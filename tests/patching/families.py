@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 B, N, D, H = 2, 7, 24, 6
 VOCABULARY = 31
-MECHANISMS = ("primal", "softmax_bn_sh", "linear", "flow")
+MECHANISMS = ("primal", "softmax_bn", "linear", "flow")
 
 SIZES = {
     "hidden_size": D,

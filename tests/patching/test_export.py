@@ -138,12 +138,6 @@ def test_what_cannot_be_exported_is_named():
         )
 
 
-def test_hashes_are_plain_operations():
-    hashed, inputs = Layers(yoso=layer("yoso", estimator="hashes")).eval(), sequences(2, 5)
-    run = export_program(hashed, inputs).module()
-    assert_same(hashed, lambda each: run(**each), [inputs], 1e-6)
-
-
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"primal-attention\[onnx\]"):

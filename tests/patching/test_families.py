@@ -87,7 +87,7 @@ def test_unpatch_restores_bit_for_bit(family, attention):
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     y = family.run(model, tokens, mask)
     patch(model, attention, family.layers)
-    if attention != "softmax_bn_sh":
+    if attention != "softmax_bn":
         assert not torch.allclose(family.run(model, tokens, mask)[0], y[0], atol=1e-4)
     for layer in patched_layers(model).values():  # as training would
         for parameter in layer.parameters():

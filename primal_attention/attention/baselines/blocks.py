@@ -3,13 +3,18 @@
 Letters: B batch, N tokens, H heads, C head dim, n blocks, l queries in a block, m keys of a block.
 """
 
+from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.attention.baselines.softmax import dot_product_attention
+from primal_attention.attention.baselines.softmax import (
+    CachedAttention,
+    KeyValueCache,
+    dot_product_attention,
+)
 
 
 class KeyBlocks(NamedTuple):
@@ -27,22 +32,41 @@ class Reach(NamedTuple):
     after: int
 
 
+class PatternAttention(CachedAttention):
+    """A mechanism in which places among the real tokens tell which keys a query sees."""
+
+    @abstractmethod
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Tell whether the query at place i sees the key at place j <= i of a causal layer."""
+
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None
+    ) -> tuple[Tensor, KeyValueCache]:
+        """Attend to the cache and to the new tokens; N x T scores unless the cache is empty."""
+        N, starts = q.shape[1], state.k.shape[1] == 0
+        state = state.append(k, v, mask)
+        if starts:
+            return self.attend(q, k, v, mask, mask), state
+        keys, values, real = state.read(q.dtype)
+        place = real.cumsum(1) - 1
+        i, j = place[:, -N:, None], place[:, None]
+        seen = self.sees(i, j) & (j <= i) & real[:, None]  # [B, N, T]
+        source = KeyBlocks(keys[:, None], values[:, None], seen[:, None])
+        return attend_blocks(q[:, None], source), state
+
+
 def into_blocks(x: Tensor, length: int) -> Tensor:
     """Split tokens [B, N, ...] into blocks [B, n, length, ...], padded with zeros (False)."""
     B, N, *rest = x.shape
     num_blocks = (N + length - 1) // length
-    return _fill_up(x, num_blocks * length - N).reshape(B, num_blocks, length, *rest)
+    return _padded(x, 0, num_blocks * length - N).reshape(B, num_blocks, length, *rest)
 
 
 def windows(k: Tensor, v: Tensor, real: Tensor, length: int, reach: Reach) -> KeyBlocks:
-    """Return the keys within reach of each query, for blocks of ``length`` queries.
-
-    k, v [B, before + N, H, C] and real begin with the ``before`` tokens ahead of the first query.
-    """
+    """Return the keys [B, N, H, C] within reach of each query, for blocks of ``length`` queries."""
     size = reach.before + length + reach.after
-    N = k.shape[1] - reach.before
-    missing = (N + length - 1) // length * length - N + reach.after
-    k, v, real = (_fill_up(x, missing).unfold(1, size, length) for x in (k, v, real))
+    missing = -k.shape[1] % length + reach.after
+    k, v, real = (_padded(x, reach.before, missing).unfold(1, size, length) for x in (k, v, real))
     query = torch.arange(length, device=real.device)[:, None]
     ahead = torch.arange(size, device=real.device) - query  # of the first key within reach
     inside = (ahead >= 0) & (ahead <= reach.before + reach.after)  # [l, m]
@@ -73,5 +97,5 @@ def attend_blocks(q: Tensor, source: KeyBlocks) -> Tensor:
     return out.transpose(1, 2).reshape(B, n * l, H, C)
 
 
-def _fill_up(x: Tensor, missing: int) -> Tensor:
-    return F.pad(x, [0, 0] * (x.ndim - 2) + [0, missing])
+def _padded(x: Tensor, before: int, after: int) -> Tensor:
+    return F.pad(x, [0, 0] * (x.ndim - 2) + [before, after])

@@ -23,7 +23,11 @@ from primal_attention.attention.base.linear_core import (
 from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.base.positions import TimedLayer, rms_normed
 from primal_attention.attention.base.qkv import Options
-from primal_attention.attention.svr.scaled_heads import KeysAndValues, ScaledHeads
+from primal_attention.attention.svr.scaled_heads import (
+    KeysAndValues,
+    attend_at_scales,
+    check_scales,
+)
 from primal_attention.feature_maps import FeatureMapSpec
 
 _NO_MATRIX = "linear with decay or score_norm makes its outputs of more than features"
@@ -79,7 +83,7 @@ class LinearAttention(MomentsAttention, TimedLayer):
             )
         super().__init__(dim, num_heads, **options)
         self.features = FeaturePair(feature_map, self.head_dim)
-        self.scaled = ScaledHeads.of(num_heads, scales or [1] * num_heads)
+        self.scales = check_scales(scales, num_heads)
         self.add_time(decay, dim, num_heads, normalised=self.features.normalised)
         self.score_norm = score_norm
         if score_norm:
@@ -103,9 +107,10 @@ class LinearAttention(MomentsAttention, TimedLayer):
         """Attend by one sum over all keys, or one for each scale, or the scan if causal."""
         if self.causal:
             return self.extend(q, k, v, None, mask)[0]
-        return self.scaled.each(q, KeysAndValues(k, v, source_mask), self._attend_to)
+        source = KeysAndValues(k, v, source_mask)
+        return attend_at_scales(self.scales, q, source, self._attend_to)
 
-    def _attend_to(self, q: Tensor, source: KeysAndValues, heads: list[int]) -> Tensor:
+    def _attend_to(self, q: Tensor, source: KeysAndValues, heads: slice) -> Tensor:
         return attend_moments(*self.sides(q, source.k), source.v, source.mask)
 
     def _attended(self, tokens: Tokens, source: Tokens) -> Tensor:

@@ -6,7 +6,6 @@ Letters: B batch, N tokens, T tokens so far, H heads, C head dim, n or m blocks,
 from typing import Unpack
 
 import torch
-import torch.nn.functional as F
 from einops import einsum
 from torch import Tensor
 
@@ -16,21 +15,18 @@ from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.baselines.blocks import (
     KeyBlocks,
+    PatternAttention,
     Reach,
     attend_blocks,
     into_blocks,
     windows,
     with_common,
 )
-from primal_attention.attention.baselines.softmax import (
-    CachedAttention,
-    KeyValueCache,
-    softmax_attention,
-)
+from primal_attention.attention.baselines.softmax import softmax_attention
 from primal_attention.precision import accumulate
 
 
-class SparseAttention(CachedAttention):
+class SparseAttention(PatternAttention):
     r"""Factorised attention with both factors merged into one head, Child et al. 2019.
 
     $y_i = \sum_{j \in A_i} softmax_j(q_i^\top k_j / \sqrt C)\, v_j$ with the union
@@ -92,28 +88,12 @@ class SparseAttention(CachedAttention):
         attend = self._attend_strided if self.pattern == "strided" else self._attend_fixed
         return order.unpack(attend(into_blocks(q, self.stride), k, v, order.real())[:, :N])
 
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache, mask: Tensor | None
-    ) -> tuple[Tensor, KeyValueCache]:
-        """Attend to the cache and to the new tokens; N x T scores unless the cache is empty."""
-        N, starts = q.shape[1], state.k.shape[1] == 0
-        state = state.append(k, v, mask)
-        if starts:
-            return self.attend(q, k, v, mask, mask), state
-        keys, values, real = state.read(q.dtype)
-        place = real.cumsum(1) - 1
-        seen = self._sees(place[:, -N:, None], place[:, None]) & real[:, None]  # [B, N, T]
-        source = KeyBlocks(keys[:, None], values[:, None], seen[:, None])
-        return attend_blocks(q[:, None], source), state
-
-    def _sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """The pattern of a causal layer by its definition."""
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Tell by the definition of the pattern."""
         if self.pattern == "strided":
-            seen = (i - j <= self.stride) | ((i - j) % self.stride == 0)
-        else:
-            summary = j % self.stride >= self.stride - self.num_summary
-            seen = (i // self.stride == j // self.stride) | summary
-        return seen & (j <= i)
+            return (i - j <= self.stride) | ((i - j) % self.stride == 0)
+        summary = j % self.stride >= self.stride - self.num_summary
+        return (i // self.stride == j // self.stride) | summary
 
     def _attend_strided(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
         """The window, and in every block but the neighbours the token at the query's place.
@@ -121,11 +101,7 @@ class SparseAttention(CachedAttention):
         Two products under one softmax: each query has distant keys of its own.
         """
         length = self.stride
-        k_front, v_front, real_front = (
-            F.pad(z, [0, 0] * (z.ndim - 2) + [length, 0]) for z in (k, v, real)
-        )
-        reach = Reach(length, 0 if self.causal else length)
-        near = windows(k_front, v_front, real_front, length, reach)
+        near = windows(k, v, real, length, Reach(length, 0 if self.causal else length))
         k, v, real = (into_blocks(z, length) for z in (k, v, real))
         distance = _distances(k)
         far = (distance > 1) if self.causal else (distance.abs() > 1)  # [n, m]

@@ -23,6 +23,7 @@ from primal_attention.precision import accumulate
 # Fewer keys are not rescaled: some feature always varies by almost nothing, and division by that
 # turns rounding errors into gradients.
 FEWEST_KEYS = 4
+_ALL = slice(None)
 
 
 class KeyMoments(NamedTuple):
@@ -39,10 +40,6 @@ class KeyMoments(NamedTuple):
     def variance(self) -> Tensor:
         """The biased variance, a mean over the keys."""
         return self.scatter / self.num_keys.clamp(min=1)
-
-    def last(self, count: int) -> KeyMoments:
-        """Return the moments at the last tokens."""
-        return KeyMoments(*(moment[:, -count:] for moment in self))
 
 
 def key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
@@ -72,16 +69,6 @@ def running_key_moments(k: Tensor, token_mask: Tensor | None) -> KeyMoments:
     previous = torch.cat([torch.zeros_like(mean[:, :1]), mean], dim=1)[:, :-1]
     added = zero_padding((k - previous).square() * (1 - 1 / divisor), token_mask)
     return KeyMoments(count, mean, added.cumsum(1))
-
-
-def merge(one: KeyMoments, other: KeyMoments) -> KeyMoments:
-    """Merge the moments of two disjoint sets of keys (Chan et al. 1979)."""
-    num_keys = one.num_keys + other.num_keys
-    share = other.num_keys / num_keys.clamp(min=1)
-    difference = other.mean - one.mean
-    between = difference.square() * one.num_keys * share
-    mean = one.mean + difference * share
-    return KeyMoments(num_keys, mean, one.scatter + other.scatter + between)
 
 
 class KeyNorm(nn.Module):
@@ -115,7 +102,7 @@ class KeyNorm(nn.Module):
         self.rescale, self.eps = rescale, eps
 
     def forward(
-        self, z: Tensor, moments: KeyMoments, heads: list[int] | None = None, *, folded: bool = True
+        self, z: Tensor, moments: KeyMoments, heads: slice = _ALL, *, folded: bool = True
     ) -> Tensor:
         r"""Queries $q' = (q - \beta\mu) / (\sigma^2 + \epsilon)$ that go with the keys as they are.
 
@@ -137,11 +124,10 @@ class KeyNorm(nn.Module):
         beta = "learnable" if isinstance(self.beta, Tensor) else self.beta
         return f"beta={beta}, rescale={self.rescale}, eps={self.eps}"
 
-    def _centred(self, z: Tensor, moments: KeyMoments, heads: list[int] | None) -> Tensor:
+    def _centred(self, z: Tensor, moments: KeyMoments, heads: slice) -> Tensor:
         beta = self.beta
         if isinstance(beta, Tensor):
-            beta = accumulate(beta)[:, None]
-            beta = beta if heads is None else torch.cat([beta[h : h + 1] for h in heads])
+            beta = accumulate(beta)[heads, None]
         return accumulate(z) - beta * moments.mean
 
     def _precision(self, moments: KeyMoments) -> Tensor:

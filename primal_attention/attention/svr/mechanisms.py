@@ -4,7 +4,6 @@ Letters: B batch, N tokens, T source tokens, H heads, C head dim, r tokens of a 
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Unpack
 
 from torch import Tensor
@@ -14,13 +13,17 @@ from primal_attention.attention.base.features import FeaturePair
 from primal_attention.attention.base.linear_core import attend_moments
 from primal_attention.attention.base.qkv import Options, QKVAttention
 from primal_attention.attention.baselines.linear import in_range
-from primal_attention.attention.baselines.softmax import CachedAttention
-from primal_attention.attention.svr.key_norm import KeyNorm, key_moments
+from primal_attention.attention.baselines.softmax import CachedAttention, softmax_attention
+from primal_attention.attention.svr.key_norm import (
+    KeyMoments,
+    KeyNorm,
+    key_moments,
+    running_key_moments,
+)
 from primal_attention.attention.svr.scaled_heads import (
     KeysAndValues,
-    ScaledHeads,
-    TokenPooling,
-    attend_normed,
+    attend_at_scales,
+    check_scales,
     default_scales,
 )
 from primal_attention.feature_maps import FeatureMapSpec
@@ -51,7 +54,7 @@ class KeyNormedAttention(QKVAttention):
         **options: Any,
     ):
         super().__init__(dim, num_heads, **options)
-        self.norm: KeyNorm | None = KeyNorm(
+        self.norm = KeyNorm(
             num_heads, beta=beta, rescale=rescale, eps=eps, learnable=learnable_beta
         )
 
@@ -86,43 +89,34 @@ class SoftmaxBNAttention(KeyNormedAttention, CachedAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """Softmax attention of the normalised queries."""
-        source = KeysAndValues(k, v, source_mask)
-        return attend_normed(q, source, norm=self.norm, mask=mask, causal=self.causal)
+        """Softmax attention of queries that are normalised by the keys that each sees."""
+        running = self.causal and q.shape[1] > 1
+        moments = (running_key_moments if running else key_moments)(k, source_mask)
+        if running:
+            moments = KeyMoments(*(each[:, -q.shape[1] :] for each in moments))
+        q = self.norm(q, moments)
+        return softmax_attention(q, k, v, source_mask, mask=mask, causal=self.causal)
 
 
-class SoftmaxSHAttention(CachedAttention):
+class SoftmaxSHAttention(QKVAttention):
     r"""Attention-SH (scaled heads) of Nguyen et al. 2023.
 
     $o_i^s = \sum_{j \le N_s} softmax_j(q_i^{s\top} k_j^s / \sqrt C)\, v_j^s$ for head s: each head
-    fits its regression to fewer training points, $N_s = N / r_s$ keys and values pooled from $r_s$
-    neighbours; queries keep their number. Scores cost the fraction mean(1 / r) of softmax
+    fits its regression to fewer training points, $N_s = N / r_s$ keys and values, which are means
+    of $r_s$ neighbours; queries keep their number. Scores cost the fraction mean(1 / r) of softmax
     attention. With all scales 1 it is softmax attention.
 
     Neighbours are counted among the real tokens: padding changes nothing, wherever it stands. Keys
-    and values are pooled after their projections, which for averages is the same as pooling the
-    input and leaves the projections ordinary modules. Causal (ours): see
-    :mod:`primal_attention.attention.svr.scaled_heads`; it keeps N (N / r + r) weights, unfused.
+    and values are pooled after their projections, which for means is the same as pooling the input
+    and leaves the projections ordinary modules. There is no causal form.
 
     Args:
         scales: How many tokens make one key, for each head; None for 1, 2, 4, 8 in equal shares.
-        pool: ``average``, ``max`` or ``stride`` (the first of them).
-        grid: Rows and columns of the tokens of an image, which are pooled in windows as square as
-            they can be: 1 x 2, 2 x 2, 2 x 4. Not causal.
-        num_prefix_tokens: How many tokens at the front stay as they are (a class token). Not
-            causal.
-        **options: Those of :class:`QKVAttention`.
+        **options: Those of :class:`QKVAttention`, not ``causal``.
     """
 
-    mechanism = Mechanism(
-        "Nguyen et al., 2023",
-        "N^2",
-        causal=True,
-        cross=True,
-        decode="keys, values",
-        fused="SDPA (not causal)",
-    )
-    shown = ("scaled",)
+    mechanism = Mechanism("Nguyen et al., 2023", "N^2", cross=True, fused="SDPA")
+    shown = ("scales",)
 
     def __init__(
         self,
@@ -130,28 +124,24 @@ class SoftmaxSHAttention(CachedAttention):
         num_heads: int,
         *,
         scales: Sequence[int] | None = None,
-        pool: str = "average",
-        grid: tuple[int, int] | None = None,
-        num_prefix_tokens: int = 0,
         **options: Unpack[Options],
     ):
         super().__init__(dim, num_heads, **options)
-        scales = default_scales(num_heads) if scales is None else scales
-        self.scaled = ScaledHeads.of(num_heads, scales, TokenPooling(pool, grid, num_prefix_tokens))
-        self.norm: KeyNorm | None = None
-        if self.causal and grid is not None:
-            raise ValueError(f"grid={grid} does not go with causal=True: an image has no past")
-        if self.causal and num_prefix_tokens:
-            raise ValueError(f"{num_prefix_tokens=} does not go with causal=True")
+        self.scales = check_scales(scales or default_scales(num_heads), num_heads)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
-        """Call softmax attention once per scale; the causal form spells its softmax out."""
-        source = KeysAndValues(k, v, source_mask)
-        if self.causal:
-            return self.scaled.attend_causal(q, mask, source, self.norm)
-        return self.scaled.each(q, source, partial(attend_normed, norm=self.norm, mask=mask))
+        """Call softmax attention once per scale."""
+
+        def attend(q: Tensor, source: KeysAndValues, heads: slice) -> Tensor:
+            return softmax_attention(self.queries(q, source, heads), *source, mask=mask)
+
+        return attend_at_scales(self.scales, q, KeysAndValues(k, v, source_mask), attend)
+
+    def queries(self, q: Tensor, source: KeysAndValues, heads: slice) -> Tensor:
+        """Return the queries of some heads as they meet their pooled keys."""
+        return q
 
 
 class SoftmaxBNSHAttention(KeyNormedAttention, SoftmaxSHAttention):
@@ -159,8 +149,7 @@ class SoftmaxBNSHAttention(KeyNormedAttention, SoftmaxSHAttention):
 
     Attention-SH, in which head s normalises its queries and its $N_s$ pooled keys by the mean and
     the variance of these pooled keys, as Attention-BN does. Averages vary less than tokens, so at
-    large scales ``eps`` weighs more. Causal (ours): the statistics of query i are those of the keys
-    it sees, pooled and single.
+    large scales ``eps`` weighs more.
 
     Args:
         **options: Those of :class:`KeyNormedAttention`, :class:`SoftmaxSHAttention` and
@@ -168,6 +157,11 @@ class SoftmaxBNSHAttention(KeyNormedAttention, SoftmaxSHAttention):
     """
 
     mechanism = SoftmaxSHAttention.mechanism._replace(softmax_start=_SOFTMAX_START)
+
+    def queries(self, q: Tensor, source: KeysAndValues, heads: slice) -> Tensor:
+        """Normalise the queries by the pooled keys."""
+        normed: Tensor = self.norm(q, key_moments(source.k, source.mask), heads)
+        return normed
 
 
 class LinearBNAttention(KeyNormedAttention):
@@ -207,16 +201,16 @@ class LinearBNAttention(KeyNormedAttention):
             )
         super().__init__(dim, num_heads, **options)
         self.features = FeaturePair(feature_map, self.head_dim)
-        self.scaled = ScaledHeads.of(num_heads, scales or [1] * num_heads)
+        self.scales = check_scales(scales, num_heads)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
         """Linear attention of the normalised queries and keys, scale by scale."""
-        return self.scaled.each(q, KeysAndValues(k, v, source_mask), self._attend_to)
+        source = KeysAndValues(k, v, source_mask)
+        return attend_at_scales(self.scales, q, source, self._attend_to)
 
-    def _attend_to(self, q: Tensor, source: KeysAndValues, heads: list[int]) -> Tensor:
-        assert self.norm is not None
+    def _attend_to(self, q: Tensor, source: KeysAndValues, heads: slice) -> Tensor:
         moments = key_moments(source.k, source.mask)
         queries = self.features.queries(self.norm(q, moments, heads, folded=False))
         keys = self.features.keys(self.norm(source.k, moments, heads, folded=False))

@@ -13,7 +13,6 @@ from primal_attention.attention.svr.key_norm import (
     KeyMoments,
     KeyNorm,
     key_moments,
-    merge,
     running_key_moments,
 )
 from primal_attention.attention.svr.mechanisms import SoftmaxBNAttention
@@ -149,16 +148,6 @@ def test_running_moments_are_those_of_the_keys_so_far(mask):
         so_far = None if token_mask is None else token_mask[:, : t + 1]
         want = key_moments(k[:, : t + 1], so_far)
         assert_close(KeyMoments(*(m[:, t : t + 1] for m in running)), want, 1e-12)
-
-
-def test_moments_of_two_sets_merge():
-    k = randn(B, N, H, C)
-    one, other = key_moments(k[:, :9], None), key_moments(k[:, 9:], None)
-    assert_close(merge(one, other), key_moments(k, None), 1e-12)
-    none = KeyMoments(*(torch.zeros_like(moment) for moment in one))
-    for pair in ((one, none), (none, one)):
-        assert_close(merge(*pair), one, 0.0)
-    assert_close(running_key_moments(k, None).last(1), key_moments(k, None), 1e-12)
 
 
 def test_running_variance_keeps_its_digits_where_the_mean_is_large():
