@@ -134,12 +134,13 @@ def record_ksvd(model: nn.Module) -> Iterator[None]:
     """
     kept = [layer.passes for layer in model.modules() if isinstance(layer, KSVDLayer)]
     for passes in kept:
-        passes.open_block()
+        passes.runs = passes.runs if passes.blocks else []
+        passes.blocks += 1
     try:
         yield
     finally:
         for passes in kept:
-            passes.close_block()
+            passes.blocks -= 1
 
 
 def _zero(run: KSVDStatistics) -> Tensor:

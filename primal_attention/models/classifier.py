@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.base.masks import check_mask, zero_padding
+from primal_attention.attention.base.inputs import check_mask, zero_padding
 from primal_attention.attention.base.validation import (
     check_choice,
     check_probabilities,

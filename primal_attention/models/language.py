@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.base.masks import check_mask
+from primal_attention.attention.base.inputs import check_mask
 from primal_attention.attention.base.validation import check_probabilities, check_sizes
 from primal_attention.models.embedding import check_symbols
 from primal_attention.models.encoder import Encoder

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from primal_attention.attention import ATTENTIONS, build_attention, card_of, options_of
-from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.inputs import zero_padding
 from primal_attention.attention.base.validation import check_choice, check_sizes
 from primal_attention.attention.primal import KSVDLayer
 from primal_attention.patching.patch import patch

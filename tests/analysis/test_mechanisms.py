@@ -119,17 +119,17 @@ def test_the_kernel_of_a_primal_layer_is_that_of_its_objectives(options, crossin
     if crossing:
         batch["context"] = torch.randn(2, 31, D, dtype=torch.float64)
     layer.train()(**batch)
-    (run,) = layer.ksvd_runs
+    (run,) = layer.passes.runs
     ((_, found),) = capture(layer, batch)
     assert found.crossing == crossing
     for b, sequence in enumerate(found.sequences()):
-        torch.testing.assert_close(sequence.phi_q.mT @ sequence.phi_q, run.grams.q[b])
-        torch.testing.assert_close(sequence.phi_k.mT @ sequence.phi_k, run.grams.k[b])
+        torch.testing.assert_close(sequence.phi_q.mT @ sequence.phi_q, run.sums.grams.q[b])
+        torch.testing.assert_close(sequence.phi_k.mT @ sequence.phi_k, run.sums.grams.k[b])
         weights = sequence.w_e, sequence.w_r
         if sequence.f_x is not None:
             torch.testing.assert_close(sequence.f_x, run.x_sampled[b])
             weights = [sequence.f_x.mT @ w for w in weights]
-        for mine, its in zip(weights, (run.w_e_given_x, run.w_r_given_x), strict=True):
+        for mine, its in zip(weights, run.sums.weights, strict=True):
             torch.testing.assert_close(mine, its if its.ndim == 3 else its[b])
     assert ksvd_loss(layer).isfinite()
 

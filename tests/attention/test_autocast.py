@@ -80,7 +80,7 @@ def bytes_kept(form, dtype, *, low=False, crossing=False, **options):
         torch.autocast("cpu", torch.bfloat16, enabled=low),
     ):
         outputs = layer(*given, **options), ksvd_loss(layer)
-        for run in layer.ksvd_runs:
+        for run in layer.passes.runs:
             if run.landmarks is not None:
                 keep(run.landmarks.x)
         total = sum(kept.values())  # while the graph, and so every storage, is alive

@@ -207,7 +207,7 @@ def test_prefill_and_step_in_training_record_no_statistics():
     layer = build(weights="static", causal=True).train()
     _, state = layer.prefill(randn(B, N, D))
     layer.step(randn(B, D), state)
-    assert layer.ksvd_runs == []
+    assert layer.passes.runs == []
 
 
 @pytest.mark.parametrize("method", ["init_state", "prefill", "step"])

@@ -97,7 +97,7 @@ def test_the_objective_takes_queries_from_x_and_keys_from_the_context(layer, mas
     _, sequences = dense_run(layer, x, token_mask, context, key_mask)
     want = torch.stack([released_j(layer, s) for s in sequences]).square().mean()
     assert_same_with_gradients(layer, got, want, [x, context])
-    run = layer.ksvd_runs[-1]
+    run = layer.passes.runs[-1]
     assert run.num_queries.tolist() == (
         [N] * B if token_mask is None else token_mask.sum(1).tolist()
     )
@@ -107,11 +107,11 @@ def test_the_objective_takes_queries_from_x_and_keys_from_the_context(layer, mas
 def test_a_gram_matrix_of_the_keys_is_that_of_the_context(layer):
     x, context = inputs()
     layer(x, context)
-    first = layer.ksvd_runs[-1]
+    first = layer.passes.runs[-1]
     layer(randn(B, N, D, seed=2), context)
-    second = layer.ksvd_runs[-1]
-    assert torch.equal(first.grams.k, second.grams.k)
-    assert not torch.equal(first.grams.q, second.grams.q)
+    second = layer.passes.runs[-1]
+    assert torch.equal(first.sums.grams.k, second.sums.grams.k)
+    assert not torch.equal(first.sums.grams.q, second.sums.grams.q)
 
 
 @pytest.mark.parametrize("feature_map", ["cosine", "exponential"])

@@ -155,16 +155,16 @@ def test_a_copy_starts_without_statistics(form):
     layer = build(**form).train()
     x = randn(B, N, D).requires_grad_()
     layer(x)
-    assert len(layer.ksvd_runs) == 1
+    assert len(layer.passes.runs) == 1
     buffer = io.BytesIO()
     torch.save(layer, buffer)
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=False)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
-        assert twin.ksvd_runs == []
+        assert twin.passes.runs == []
         assert twin.state_dict().keys() == layer.state_dict().keys()
         assert torch.equal(twin.eval()(x), layer.eval()(x))
-    assert len(layer.ksvd_runs) == 1, "copying does not take them from the original"
+    assert len(layer.passes.runs) == 1, "copying does not take them from the original"
 
 
 def test_the_state_dict_round_trip(form):

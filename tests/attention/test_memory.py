@@ -112,4 +112,4 @@ def test_evaluation_without_gradients_keeps_nothing():
     with torch.no_grad():
         kept, _ = saved_by(lambda: layer(randn(B, N, D)))
     assert kept == []
-    assert layer.ksvd_runs == []
+    assert layer.passes.runs == []

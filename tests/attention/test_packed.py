@@ -114,7 +114,7 @@ def test_any_lengths(lengths, form, extra):
 @torch.no_grad()
 def cancellation(layer):
     """Ratio of the largest term of the kernel's energy to their sum."""
-    (run,) = layer.ksvd_runs
+    (run,) = layer.passes.runs
     gram_q, gram_k = run.sums.grams
     middle = torch.eye(gram_q.shape[-1]).double()
     if run.x_sampled is not None:

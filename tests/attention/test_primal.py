@@ -182,7 +182,7 @@ def test_the_heads_share_their_landmarks(options):
         layer.w_e.copy_(torch.eye(S).expand(H, S, S))
     number = torch.arange(1.0, 98.0, dtype=torch.float64)
     layer(number[None, :, None].expand(5, 97, D))  # every channel of token i holds i + 1
-    taken = layer.ksvd_runs[-1].w_e_given_x  # [B, H, P, S]
+    taken = layer.passes.runs[-1].sums.weights[0]  # [B, H, P, S]
     assert_close(taken, taken[:, :1, :1].expand_as(taken))
     assert len({tuple(row) for row in taken[:, 0, 0].tolist()}) == 5, "sequences share a draw"
     regular = landmarks(number[:, None], S)[:, 0]

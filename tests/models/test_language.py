@@ -192,7 +192,7 @@ def test_generation_keeps_no_graph_and_leaves_no_statistics():
     model.decoder.final_norm.register_forward_hook(lambda *args: outputs.append(args[-1]))
     model.generate(symbols(length=3), 3)
     assert [y.requires_grad for y in outputs] == [False] * 3
-    assert not any(m.ksvd_runs for m in model.modules() if isinstance(m, PrimalAttention))
+    assert not any(m.passes.runs for m in model.modules() if isinstance(m, PrimalAttention))
 
 
 def test_dropout_is_for_training_alone():

@@ -39,7 +39,7 @@ def checkpointed(model):
 def passes_of(model):
     """The passes that are kept, told apart by the memory of their Lambda."""
     return [
-        [run.lambda_diag.data_ptr() for run in layer.ksvd_runs]
+        [run.lambda_diag.data_ptr() for run in layer.passes.runs]
         for layer in (model.first, model.second)
     ]
 
@@ -66,7 +66,7 @@ def test_checkpointing_gives_the_same_step(kind, objective):
     actual, actual_grads = backward_of(checkpointed(model), model, inputs, objective)
     assert_near(actual, loss, 0.0)
     assert_near(actual_grads, grads, 1e-12)
-    assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 1
+    assert len(model.first.passes.runs) == len(model.second.passes.runs) == 1
 
 
 @kinds
@@ -75,9 +75,9 @@ def test_checkpointing_inside_record_ksvd(kind):
     loss, grads = step_of(model, inputs, "released")
     with record_ksvd(model):
         actual, actual_grads = backward_of(checkpointed(model), model, inputs, "released")
-        assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 1
+        assert len(model.first.passes.runs) == len(model.second.passes.runs) == 1
         inputs.run(checkpointed(model))
-        assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 2
+        assert len(model.first.passes.runs) == len(model.second.passes.runs) == 2
     assert_near(actual, loss, 0.0)
     assert_near(actual_grads, grads, 1e-12)
 
@@ -104,7 +104,7 @@ def test_compiled_layer(kind):
     layer, inputs = make_layer(kind), make_inputs(kind)
     forward = compiled(layer)
     inputs.run(forward)  # the layer itself has not run before
-    assert len(layer.ksvd_runs) == 1
+    assert len(layer.passes.runs) == 1
     for objective in OBJECTIVES:
         loss, grads = step_of(layer, inputs, objective)
         compiled_loss = task(inputs.run(forward)) + loss_of(layer, objective)
@@ -138,7 +138,7 @@ def test_compiled_model_inside_record_ksvd():
     with record_ksvd(model):
         outputs = inputs.run(forward), other.run(forward)
         actual = task(outputs[0]) + task(outputs[1]) + loss_of(model, "released")
-    assert len(model.first.ksvd_runs) == 2
+    assert len(model.first.passes.runs) == 2
     assert_near(actual, loss, 1e-12)
     assert_near(gradients(actual, model), grads, 1e-12)
 

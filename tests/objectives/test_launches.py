@@ -71,7 +71,7 @@ def test_weights_are_no_parameters():
     """A sharded layer frees these right after its forward pass."""
     layer, inputs = make_layer("static"), make_inputs("static")
     inputs.run(layer)
-    run = layer.ksvd_runs[0]
-    for kept, parameter in ((run.w_e_given_x, layer.w_e), (run.w_r_given_x, layer.w_r)):
+    run = layer.passes.runs[0]
+    for kept, parameter in ((run.sums.weights[0], layer.w_e), (run.sums.weights[1], layer.w_r)):
         assert torch.equal(kept, parameter)
         assert kept.untyped_storage().data_ptr() != parameter.untyped_storage().data_ptr()

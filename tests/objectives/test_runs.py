@@ -135,9 +135,9 @@ def test_leaving_an_inner_block_does_not_end_the_outer_one():
             pass
         for half in halves(inputs):
             half.run(model)
-        assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 2
+        assert len(model.first.passes.runs) == len(model.second.passes.runs) == 2
     inputs.run(model)
-    assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 1
+    assert len(model.first.passes.runs) == len(model.second.passes.runs) == 1
 
 
 def test_inner_block_keeps_the_passes_of_the_outer_one():
@@ -147,7 +147,7 @@ def test_inner_block_keeps_the_passes_of_the_outer_one():
         first.run(model)
         with record_ksvd(model.second):
             second.run(model)
-        assert len(model.first.ksvd_runs) == len(model.second.ksvd_runs) == 2
+        assert len(model.first.passes.runs) == len(model.second.passes.runs) == 2
 
 
 def test_block_ends_after_an_exception():
@@ -156,7 +156,7 @@ def test_block_ends_after_an_exception():
         inputs.run(layer)
         raise KeyError
     inputs.run(layer), inputs.run(layer)
-    assert len(layer.ksvd_runs) == 1
+    assert len(layer.passes.runs) == 1
 
 
 @pytest.mark.parametrize("recording", [True, False])
@@ -207,7 +207,7 @@ def test_copies_start_without_passes():
             with pytest.raises(RuntimeError, match="training mode"):
                 loss_of(twin, "released")
             inputs.run(twin), inputs.run(twin)
-            assert len(twin.ksvd_runs) == 1
+            assert len(twin.passes.runs) == 1
     assert_near(loss_of(layer, "released"), loss)
     torch.testing.assert_close(twin.state_dict(), layer.state_dict())
 
@@ -255,7 +255,7 @@ def test_the_objective_is_of_the_passes_of_its_own_thread(form, recording):
             with record_ksvd(layer) if recording else nullcontext():
                 for _ in range(number):
                     inputs.run(forward)
-                assert len(layer.ksvd_runs) == (number if recording else 1)
+                assert len(layer.passes.runs) == (number if recording else 1)
             assert_near(loss_of(layer, "zero"), expected[number - 1])
 
     if form == "compiled":  # threads do not compile at once
@@ -274,7 +274,7 @@ def test_a_thread_that_ran_no_layer_has_no_objective():
             loss_of(layer, "released")
 
     in_threads(job)
-    assert len(layer.ksvd_runs) == 1
+    assert len(layer.passes.runs) == 1
 
 
 class Behind(torch.autograd.Function):

@@ -52,10 +52,10 @@ def test_every_run_of_a_shared_layer_counts():
     model.config.num_hidden_layers = 3  # one layer, run three times
     (layer,) = patched_layers(model).values()
     model(ids())
-    assert len(layer.mechanism.ksvd_runs) == 1
+    assert len(layer.mechanism.passes.runs) == 1
     with record_ksvd(model):
         model(ids())
-    assert len(layer.mechanism.ksvd_runs) == 3
+    assert len(layer.mechanism.passes.runs) == 3
     assert ksvd_loss(model).requires_grad
 
 

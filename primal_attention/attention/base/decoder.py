@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primal_attention.attention.base.inputs import check_inputs
+
 _WARM_UP = 3  # steps before the recording, in which libraries choose and allocate
 
 
 class Decoding:
     """A layer whose causal form goes on from a state, token by token."""
 
+    dim: int
     causal: bool
 
     def init_state(self, batch_size: int) -> Any:
@@ -26,6 +29,14 @@ class Decoding:
         self, x: Tensor, state: Any = None, *, token_mask: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """Return outputs [B, N, D] of tokens x that follow ``state``, and the state after them."""
+        self._check_causal()
+        check_inputs(self.dim, x, None, token_mask, None)
+        if state is not None and len(state[0]) != len(x):
+            raise ValueError(f"state is of {len(state[0])} sequences, x has {len(x)}")
+        state = self.init_state(len(x)) if state is None else state
+        return self._continued(x, token_mask, state)
+
+    def _continued(self, x: Tensor, token_mask: Tensor | None, state: Any) -> tuple[Tensor, Any]:
         raise NotImplementedError
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.base.projections import outputs_of
+from primal_attention.attention.base.inputs import outputs_of
 from primal_attention.attention.base.validation import check_choice
 from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate, without_autocast

@@ -13,9 +13,14 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.decoder import Decoding
-from primal_attention.attention.base.masks import Tokens, check_inputs, real_tokens, zero_padding
+from primal_attention.attention.base.inputs import (
+    Tokens,
+    check_inputs,
+    outputs_of,
+    real_tokens,
+    zero_padding,
+)
 from primal_attention.attention.base.positions import check_rotary, rotary_positions, rotated
-from primal_attention.attention.base.projections import outputs_of
 from primal_attention.attention.base.validation import check_heads, check_probabilities
 from primal_attention.precision import accumulate
 
@@ -176,14 +181,8 @@ class DecodingAttention(QKVAttention, Decoding):
     ) -> tuple[Tensor, Any]:
         """Return outputs [B, N, H, C] of tokens that follow the state, and the state after them."""
 
-    def prefill(
-        self, x: Tensor, state: Any = None, *, token_mask: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        """Return outputs [B, N, D] of tokens x that follow ``state``, and the state after them."""
-        self._check_causal()
-        check_inputs(self.dim, x, None, token_mask, None)
+    def _continued(self, x: Tensor, token_mask: Tensor | None, state: Any) -> tuple[Tensor, Any]:
         tokens = real_tokens(x, token_mask)
-        state = self.init_state(x.shape[0]) if state is None else state
         out, state = self._extended(tokens, state)
         return self._output(out, tokens), state
 

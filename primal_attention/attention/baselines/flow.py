@@ -10,8 +10,8 @@ from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeatureSide
+from primal_attention.attention.base.inputs import zero_padding
 from primal_attention.attention.base.linear_core import key_moment, read_moment, scan_moment
-from primal_attention.attention.base.masks import zero_padding
 from primal_attention.attention.base.qkv import DecodingAttention
 from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate, exact

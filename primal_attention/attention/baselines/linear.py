@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeaturePair, FeatureSide
+from primal_attention.attention.base.inputs import Tokens
 from primal_attention.attention.base.linear_core import (
     LinearState,
     MomentsAttention,
@@ -20,7 +21,6 @@ from primal_attention.attention.base.linear_core import (
     scan_moment,
     scan_moments,
 )
-from primal_attention.attention.base.masks import Tokens
 from primal_attention.attention.base.positions import TimedLayer, rms_normed
 from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.svr.scaled_heads import (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
-from primal_attention.attention.base.masks import Tokens
+from primal_attention.attention.base.inputs import Tokens
 from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.blocks import (

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
-from primal_attention.attention.base.masks import zero_padding
-from primal_attention.attention.base.projections import has_plain_call
+from primal_attention.attention.base.inputs import has_plain_call, zero_padding
 from primal_attention.attention.base.qkv import Options, QKVAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.softmax import softmax_attention

@@ -17,9 +17,8 @@ from torch._compile import _disable_dynamo
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeatureSide
+from primal_attention.attention.base.inputs import has_plain_call, zero_padding
 from primal_attention.attention.base.linear_core import MomentsAttention, attend_moments
-from primal_attention.attention.base.masks import zero_padding
-from primal_attention.attention.base.projections import has_plain_call
 from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.feature_maps import ExponentialFeatureMap

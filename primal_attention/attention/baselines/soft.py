@@ -11,7 +11,7 @@ from einops import einsum
 from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.inputs import zero_padding
 from primal_attention.attention.base.qkv import Options, SharedQKAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.nystrom import segment_means, token_segments

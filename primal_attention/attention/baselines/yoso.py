@@ -10,7 +10,7 @@ from einops import einsum
 from torch import Tensor
 
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.inputs import zero_padding
 from primal_attention.attention.base.qkv import Options, QKVAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.feature_maps import cosine

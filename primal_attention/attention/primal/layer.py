@@ -21,7 +21,14 @@ from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import Compaction
 from primal_attention.attention.base.decoder import Decoding
 from primal_attention.attention.base.features import FeaturePair
-from primal_attention.attention.base.masks import Tokens, check_inputs, zero_padding
+from primal_attention.attention.base.inputs import (
+    Tokens,
+    check_inputs,
+    is_cast_alike,
+    is_plain,
+    outputs_of,
+    zero_padding,
+)
 from primal_attention.attention.base.positions import (
     TimedLayer,
     check_rotary,
@@ -29,14 +36,12 @@ from primal_attention.attention.base.positions import (
     rotary_positions,
     rotated,
 )
-from primal_attention.attention.base.projections import is_cast_alike, is_plain, outputs_of
 from primal_attention.attention.base.validation import (
     check_choice,
     check_heads,
     check_probabilities,
     check_sizes,
 )
-from primal_attention.attention.primal.fold import FoldedPrimalAttention
 from primal_attention.attention.primal.kernel import (
     FeaturesAndWeights,
     Past,
@@ -391,9 +396,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
 
     def _output(self, scores: Tensor, tokens: Tokens, padding: Compaction | None = None) -> Tensor:
         """Map the scores that are output to the heads, and these to the outputs."""
-        if self.scores != "both":
-            scores = scores[:1] if self.scores == "e" else scores[1:]
-        rows = scores.permute(2, 3, 1, 0, 4).flatten(-2)  # [B, N, H, 2 S]
+        rows = self._chosen(scores).permute(2, 3, 1, 0, 4).flatten(-2)  # [B, N, H, 2 S]
         rows = rms_normed(rows, self.score_gain) if self.score_norm else rows
         rows = rows.to(tokens.x.dtype)
         rows = rows if padding is None else padding.unpack(rows)
@@ -402,6 +405,10 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
             self.score_proj(rows), None if unused is None else getattr(self, unused, None)
         )
         return self._finished(self._projected_out(heads_out.flatten(-2), tokens), tokens)
+
+    def _chosen(self, scores: Tensor) -> Tensor:
+        """Select the sides that are output."""
+        return scores[{"both": slice(2), "e": slice(1), "r": slice(1, 2)}[self.scores]]
 
     def _projected_out(self, heads_out: Tensor, tokens: Tokens) -> Tensor:
         """The outputs of the heads [B, N, H C], gated where there is a gate, and projected."""
@@ -474,31 +481,26 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
             outputs_of(self.q_proj), batch_size, self.num_heads, side, key_features
         )
 
-    def prefill(
-        self, x: Tensor, state: PrimalState | None = None, *, token_mask: Tensor | None = None
+    def _continued(
+        self, x: Tensor, token_mask: Tensor | None, state: PrimalState
     ) -> tuple[Tensor, PrimalState]:
-        """Return outputs [B, N, D] of tokens x that follow ``state``, and the state after them."""
-        self._check_causal()
-        check_inputs(self.dim, x, None, token_mask, None)
-        if state is not None and state.num_tokens.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"state is of {state.num_tokens.shape[0]} sequences, x has {x.shape[0]}"
-            )
-        if self.weights == "static" and self.w_e.is_meta and not x.is_meta:
+        w_e = self._parameters.get("w_e")
+        if w_e is not None and w_e.is_meta and not x.is_meta:
             raise RuntimeError(
                 "prefill and step need w_e and w_r, which are offloaded and loaded by layer(x) "
                 "alone; keep them on a device, or generate without a cache (use_cache=False)"
             )
         tokens = self._tokens(x, token_mask)
-        state = self.init_state(x.shape[0]) if state is None else state
         here = self._sides(tokens, before=state.num_tokens)
         scores, past = self._attend(here, here, state)
         assert past is not None
         return self._output(scores, tokens), past.state()
 
-    def fold(self) -> FoldedPrimalAttention:
-        """Return an inference module with the static weights folded into two matrices."""
-        return FoldedPrimalAttention(self)
+    def fold(self) -> PrimalAttention:
+        """Return a copy for inference, with all that follows its static features in one matrix."""
+        from primal_attention.attention.primal.fold import folded  # a subclass of this one
+
+        return folded(self)
 
     def features_and_weights(
         self,

@@ -115,21 +115,6 @@ class KSVDStatistics(NamedTuple):
         detached: KSVDStatistics = tree_map_only(Tensor, Tensor.detach, self)
         return detached._replace(differentiated=True)
 
-    @property
-    def grams(self) -> Grams:
-        """The Gram matrices of this pass."""
-        return self.sums.grams
-
-    @property
-    def w_e_given_x(self) -> Tensor:
-        """W_{e|X}, [B, H, P, S], or [H, P, S] for all sequences."""
-        return self.sums.weights[0]
-
-    @property
-    def w_r_given_x(self) -> Tensor:
-        """W_{r|X}, likewise."""
-        return self.sums.weights[1]
-
     def mean_j(self, *, averaged: bool, lambda_squared: bool, squared: bool) -> Tensor:
         """J of eq. (11), squared or not, the mean over the sequences of this pass."""
         options: dict[str, Any] = {
@@ -148,7 +133,8 @@ class KSVDStatistics(NamedTuple):
             trace = self.sums.trace
             trace = trace / self.num_queries.clamp(min=1)[:, None] if averaged else trace
         elif trace is None:
-            trace = (self.w_e_given_x * self.w_r_given_x).sum((-2, -1))
+            w_e_given_x, w_r_given_x = self.sums.weights
+            trace = (w_e_given_x * w_r_given_x).sum((-2, -1))
         return mean_j(self.sums.energies, trace, *rest, **options, num_tokens=self.num_tokens)
 
     @property
@@ -175,16 +161,6 @@ class Passes:
         """Free the graph of these passes, unless newer ones have replaced them."""
         if self.runs is runs:
             self.runs = [run.without_graph() for run in runs]
-
-    def open_block(self) -> None:
-        """Keep all passes from here on; the outermost block frees those from before it."""
-        if not self.blocks:
-            self.runs = []
-        self.blocks += 1
-
-    def close_block(self) -> None:
-        """End a block; its passes stay kept until the layer next runs."""
-        self.blocks -= 1
 
 
 class _OfThread(threading.local):
@@ -238,11 +214,6 @@ class KSVDLayer(nn.Module):
         self.num_heads, self.num_directions = num_heads, num_directions
         self.raw_lambda = nn.Parameter(torch.empty(num_heads, num_directions))
         self._of_thread = _OfThread()
-
-    @property
-    def ksvd_runs(self) -> list[KSVDStatistics]:
-        """The training passes that this thread has run and keeps."""
-        return self.passes.runs
 
     @property
     def passes(self) -> Passes:

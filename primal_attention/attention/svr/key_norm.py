@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.inputs import zero_padding
 from primal_attention.ops.causal import token_counts
 from primal_attention.precision import accumulate
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
-from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.inputs import zero_padding
 from primal_attention.attention.primal import FeaturesAndWeights, PrimalAttention
 from primal_attention.ops.causal import token_counts
 from primal_attention.patching.distill import least_squares

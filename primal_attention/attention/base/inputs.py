@@ -1,9 +1,12 @@
-"""Check the inputs of attention layers, and zero their padding."""
+"""Inputs of attention layers: checks, padding, and how projections read them."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+_PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # others have arithmetic of their own
 
 
 def check_tokens(name: str, x: Tensor, dim: int) -> None:
@@ -83,3 +86,45 @@ def real_tokens(x: Tensor, mask: Tensor | None) -> Tokens:
     """Zero the padding; the mask is made contiguous, as ``torch.where`` may copy its layout."""
     mask = None if mask is None else mask.contiguous()
     return Tokens(zero_padding(x, mask), mask)
+
+
+def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether calling the module is a product with its weight and nothing else.
+
+    Adapters, quantisation and parametrisation change its class or weight, offloading ``forward``.
+    """
+    plain = type(module) is nn.Linear and has_plain_call(module)
+    return plain and type(module.weight) in _PLAIN_TENSORS
+
+
+def has_plain_call(module: nn.Module) -> bool:
+    """Return whether a call of the module is its class's forward pass and nothing else."""
+    return (
+        not (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+        )
+        and "forward" not in module.__dict__
+        and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    )
+
+
+def outputs_of(projection: nn.Module) -> Tensor:
+    """Return an empty tensor of the dtype of a projection, on the device where it runs."""
+    weight: Any = getattr(projection, "weight", None)
+    if not isinstance(weight, Tensor):  # a method after quantisation, none in a module of its own
+        tensors = (*projection.parameters(), *projection.buffers())
+        weight = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+    dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
+    hook = getattr(projection, "_hf_hook", None)  # accelerate, whose weights may be elsewhere
+    device = getattr(hook, "execution_device", None)
+    return torch.empty(0, dtype=dtype, device=weight.device if device is None else device)
+
+
+def is_cast_alike(x: Tensor, projections: Sequence[nn.Module]) -> bool:
+    """Return whether the projections meet tokens of this dtype, by themselves or by autocast."""
+    if torch.is_autocast_enabled(x.device.type):
+        return True
+    return all(each.weight.dtype == x.dtype for each in projections)
