@@ -38,20 +38,10 @@ class MomentsAttention(DecodingAttention):
     def num_features(self) -> int:
         """P."""
 
-    def sides(self, q: Tensor, k: Tensor) -> tuple[FeatureSide, FeatureSide]:
-        """Both sides of the kernel, from queries and keys [B, N, H, C]."""
-        raise NotImplementedError(type(self).__name__)
-
     def init_state(self, batch_size: int) -> Any:
         """Return the moments before the first token: zeros."""
         kv = self._zeros(batch_size, self.num_heads, self.num_features, self.head_dim)
         return LinearState(kv, kv[..., 0])
-
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, mask: Tensor | None
-    ) -> tuple[Tensor, Any]:
-        """Go on from the moments, or from none."""
-        return scan_moments(*self.sides(q, k), v, state, mask, least=self.least)
 
 
 def attend_moments(

@@ -111,37 +111,43 @@ class LinearAttention(MomentsAttention, TimedLayer):
         return attend_at_scales(self.scales, q, source, self._attend_to)
 
     def _attend_to(self, q: Tensor, source: KeysAndValues, heads: slice) -> Tensor:
-        return attend_moments(*self.sides(q, source.k), source.v, source.mask)
+        (queries, keys), v = self._both(q, source.k), source.v
+        if not self.score_norm:
+            return attend_moments(queries, keys, v, source.mask)
+        return self._normed(read_moment(key_moment(keys, v, source.mask), queries), v)
 
     def _attended(self, tokens: Tokens, source: Tokens) -> Tensor:
-        if self.decay is None and not self.score_norm:
+        if self.decay is None:
             return super()._attended(tokens, source)
-        q, k, v = self._project(tokens, source)
-        if self.decay is None and not self.causal:
-            queries, keys = self.sides(q, k)
-            return self._normed(read_moment(key_moment(keys, v, source.mask), queries), v)
         if source is not tokens:
             raise ValueError(
                 f"a context does not go with decay={self.decay!r}: its tokens have no time in "
                 f"common with those of x"
             )
-        return self._scan(tokens, (q, k, v), None)[0]
+        return self._extended(tokens, None)[0]
 
-    def _extended(self, tokens: Tokens, state: LinearState) -> tuple[Tensor, LinearState]:
-        return self._scan(tokens, self._project(tokens, tokens), state)
+    def _extended(self, tokens: Tokens, state: LinearState | None) -> tuple[Tensor, LinearState]:
+        qkv, steps = self._project(tokens, tokens), self.time_steps(*tokens)
+        return self.extend(*qkv, state, tokens.mask, steps)
 
-    def _scan(
-        self, tokens: Tokens, qkv: tuple[Tensor, Tensor, Tensor], state: LinearState | None
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LinearState | None,
+        mask: Tensor | None,
+        steps: Tensor | None = None,
     ) -> tuple[Tensor, LinearState]:
-        (queries, keys), v, mask = self.sides(*qkv[:2]), qkv[2], tokens.mask
-        steps = self.time_steps(*tokens)
+        """Go on from the moments, or from none, by so much time at each token."""
+        queries, keys = self._both(q, k)
         if not self.score_norm:
             return scan_moments(queries, keys, v, state, mask, steps, causal=self.causal)
         before, future = None if state is None else state.kv, not self.causal
         read, kv = scan_moment(queries, keys, v, before, mask, steps, future=future)
         return self._normed(read, v), LinearState(kv, kv.new_zeros(kv.shape[:-1]))
 
-    def sides(self, q: Tensor, k: Tensor) -> tuple[FeatureSide, FeatureSide]:
+    def _both(self, q: Tensor, k: Tensor) -> tuple[FeatureSide, FeatureSide]:
         """Both sides, of which the normaliser must not underflow."""
         queries = self.features.queries(q)
         return queries if self.score_norm else in_range(queries), self.features.keys(k)

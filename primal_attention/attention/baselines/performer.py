@@ -13,12 +13,16 @@ from typing import Unpack
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.features import FeatureSide
 from primal_attention.attention.base.inputs import has_plain_call, zero_padding
-from primal_attention.attention.base.linear_core import MomentsAttention, attend_moments
+from primal_attention.attention.base.linear_core import (
+    LinearState,
+    MomentsAttention,
+    attend_moments,
+    scan_moments,
+)
 from primal_attention.attention.base.qkv import Options
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.feature_maps import ExponentialFeatureMap
@@ -33,7 +37,7 @@ class PerformerAttention(MomentsAttention):
     :class:`~primal_attention.feature_maps.ExponentialFeatureMap`, one draw for all heads.
 
     The random directions are a buffer that is saved with the layer. They change when :meth:`redraw`
-    is called and, in training, with every ``redraw_interval``-th forward pass; never in eval mode.
+    is called.
 
     Difference from the published code: its stabiliser subtracts the largest exponent of all keys,
     padding and future included, which does not cancel against epsilon. Here every query is divided
@@ -42,14 +46,10 @@ class PerformerAttention(MomentsAttention):
 
     Args:
         num_features: Number of random features P of a head; C ln(C), rounded down, if None.
-        redraw_interval: Training passes between two draws; None draws by :meth:`redraw` only, which
-            is what ``torch.compile(fullgraph=True)`` needs in training, and what a layer needs that
-            runs several times before one backward pass under activation checkpointing.
         **options: Those of :class:`QKVAttention`.
     """
 
     least = 1e-12  # where there is a key, the normaliser is at least 1e-6 / sqrt(P)
-    passes: Tensor  # so far, in training
 
     mechanism = Mechanism(
         "Choromanski et al., 2021",
@@ -59,7 +59,6 @@ class PerformerAttention(MomentsAttention):
         decode="sums of features and of features times values",
         rank_bound=lambda layer: layer.feature_map.feature_dim,
     )
-    shown = ("redraw_interval",)
 
     def __init__(
         self,
@@ -67,17 +66,13 @@ class PerformerAttention(MomentsAttention):
         num_heads: int,
         *,
         num_features: int | None = None,
-        redraw_interval: int | None = None,
         **options: Unpack[Options],
     ):
         super().__init__(dim, num_heads, **options)
-        check_sizes(num_features=num_features, redraw_interval=redraw_interval)
+        check_sizes(num_features=num_features)
         if num_features is None:
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
-        self.redraw_interval = redraw_interval
         self.feature_map = ExponentialFeatureMap(self.head_dim, num_features)
-        if redraw_interval is not None:  # a resumed training goes on counting
-            self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
 
     def redraw(self) -> None:
         """Draw new random features; graphs that were built with the old ones keep them."""
@@ -88,8 +83,6 @@ class PerformerAttention(MomentsAttention):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, source_mask: Tensor | None
     ) -> Tensor:
         """Attend by the moment form, scanned where causal."""
-        if self.training and self.redraw_interval is not None:
-            self._count_pass(self.redraw_interval)
         if self.causal:
             return self.extend(q, k, v, None, mask)[0]
         if not (
@@ -104,20 +97,17 @@ class PerformerAttention(MomentsAttention):
         """P."""
         return self.feature_map.feature_dim
 
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, mask: Tensor | None
+    ) -> tuple[Tensor, LinearState]:
+        """Go on from the moments, or from none."""
+        return scan_moments(*self.sides(q, k), v, state, mask, least=self.least)
+
     def sides(self, q: Tensor, k: Tensor) -> tuple[FeatureSide, FeatureSide]:
         """Positive random features; the scale of a query cancels."""
         phi_q, phi_k = self.feature_map(q), self.feature_map(k)
         phi_q = phi_q / phi_q.detach().amax(-1, keepdim=True)
         return FeatureSide(phi_q), FeatureSide(phi_k)
-
-    @_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
-    def _count_pass(self, interval: int) -> None:
-        """Redraw before every ``interval``-th pass, but not when a checkpoint runs one again."""
-        if torch._C._current_graph_task_id() != -1:  # inside a backward pass
-            return
-        self.passes += 1
-        if self.passes.item() % interval == 0:
-            self.redraw()
 
 
 @exact

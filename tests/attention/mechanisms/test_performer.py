@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from primal_attention.attention.baselines.performer import PerformerAttention
 from primal_attention.attention.baselines.softmax import SoftmaxAttention
@@ -184,58 +183,19 @@ def test_features_change_by_redraw_only():
     assert "feature_map.projection" in layer.state_dict()
 
 
-def test_redraw_interval_counts_passes_in_training():
-    layer, x = build(redraw_interval=3), randn(B, N, D)
-    drawn = [layer.feature_map.projection]
-    for training in (True, False, True, False, True, True, True, True):
-        layer.train(training)(x)
-        if layer.feature_map.projection is not drawn[-1]:
-            drawn.append(layer.feature_map.projection)
-            assert training
-    assert len(drawn) == 3
-    assert not drawn[0].equal(drawn[1])
-    assert "redraw_interval=3" in repr(layer)
-
-
 def test_a_redraw_does_not_disturb_earlier_graphs():
     x = randn(B, N, D).requires_grad_()
     (want,) = torch.autograd.grad(build()(x).sum(), x)
-    layer = build(redraw_interval=2).train()
-    first, second = layer(x), layer(x)
-    assert not first.equal(second)
+    layer = build()
+    first = layer(x)
+    layer.redraw()
+    assert not first.equal(layer(x))
     assert_close(torch.autograd.grad(first.sum(), x)[0], want)
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_checkpointed_pass_is_run_again_with_the_same_features(use_reentrant):
-    grads = []
-    for checkpointed in (False, True):
-        layer = build(redraw_interval=2).train()
-        x = randn(B, N, D).requires_grad_()
-        torch.manual_seed(1)
-        for _ in range(3):
-            y = checkpoint(layer, x, use_reentrant=use_reentrant) if checkpointed else layer(x)
-            y.square().sum().backward()
-        assert layer.passes == 3
-        grads.append(x.grad)
-    assert_close(*grads)
-
-
-def test_a_resumed_layer_goes_on_counting():
-    x = randn(B, N, D)
-    layer, resumed = (build(redraw_interval=3).train() for _ in range(2))
-    layer(x), layer(x)
-    resumed.load_state_dict(layer.state_dict())
-    before = resumed.feature_map.projection
-    resumed(x)
-    assert resumed.feature_map.projection is not before
 
 
 def test_errors():
     with pytest.raises(ValueError, match="num_features must be a positive integer, got 0"):
         PerformerAttention(D, H, num_features=0)
-    with pytest.raises(ValueError, match="redraw_interval must be a positive integer, got -1"):
-        PerformerAttention(D, H, redraw_interval=-1)
     with pytest.raises(ValueError, match="causal=True"):
         PerformerAttention(D, H).init_state(1)
     with pytest.raises(ValueError, match="a context does not go with causal=True"):
