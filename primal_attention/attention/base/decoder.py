@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from primal_attention.attention.base.inputs import check_inputs
+from primal_attention.attention.base.inputs import check_inputs, outputs_of
+from primal_attention.precision import accumulate
 
 _WARM_UP = 3  # steps before the recording, in which libraries choose and allocate
 
@@ -20,6 +21,7 @@ class Decoding:
 
     dim: int
     causal: bool
+    q_proj: nn.Module
 
     def init_state(self, batch_size: int) -> Any:
         """Return the state before the first token: a NamedTuple of tensors, batch first."""
@@ -47,6 +49,11 @@ class Decoding:
     def decoder(self, batch_size: int) -> Decoder:
         """Return the decoder of a batch, which replays one graph a token on a GPU."""
         return Decoder(self, batch_size)
+
+    def _zeros(self, batch_size: int, *shape: int) -> Tensor:
+        """Zeros [B, *shape] of a state, in at least float32, on the device of the queries."""
+        self._check_causal()
+        return accumulate(outputs_of(self.q_proj).new_zeros(batch_size, *shape))
 
     def _check_causal(self) -> None:
         if not self.causal:

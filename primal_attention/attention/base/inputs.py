@@ -93,21 +93,15 @@ def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 
     Adapters, quantisation and parametrisation change its class or weight, offloading ``forward``.
     """
-    plain = type(module) is nn.Linear and has_plain_call(module)
-    return plain and type(module.weight) in _PLAIN_TENSORS
-
-
-def has_plain_call(module: nn.Module) -> bool:
-    """Return whether a call of the module is its class's forward pass and nothing else."""
-    return (
-        not (
-            module._forward_hooks
-            or module._forward_pre_hooks
-            or module._backward_hooks
-            or module._backward_pre_hooks
-        )
-        and "forward" not in module.__dict__
-        and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    if type(module) is not nn.Linear or type(module.weight) not in _PLAIN_TENSORS:
+        return False
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )
 
 

@@ -75,6 +75,14 @@ class TimedLayer(nn.Module):
         elif decay == "fixed":
             self.raw_decay = nn.Parameter(torch.empty(num_heads))
 
+    def check_no_context(self) -> None:
+        """Raise where a context was given along with a decay."""
+        if self.decay is not None:
+            raise ValueError(
+                f"a context does not go with decay={self.decay!r}: its tokens have no time in "
+                f"common with those of x"
+            )
+
     def reset_time(self) -> None:
         """Start the shares that heads with a fixed decay keep between 0.88 and 0.998."""
         if self.decay == "fixed":

@@ -16,13 +16,11 @@ from primal_attention.attention.base.decoder import Decoding
 from primal_attention.attention.base.inputs import (
     Tokens,
     check_inputs,
-    outputs_of,
     real_tokens,
     zero_padding,
 )
 from primal_attention.attention.base.positions import check_rotary, rotary_positions, rotated
 from primal_attention.attention.base.validation import check_heads, check_probabilities
-from primal_attention.precision import accumulate
 
 
 class Options(TypedDict, total=False):
@@ -190,11 +188,6 @@ class DecodingAttention(QKVAttention, Decoding):
         """Outputs of the heads [B, N, H, C] after a state, and the state after them."""
         before = self.num_before(state) if self.rotary else None
         return self.extend(*self._project(tokens, tokens, before), state, tokens.mask)
-
-    def _zeros(self, batch_size: int, *shape: int) -> Tensor:
-        """Zeros [B, *shape] of a state, in at least float32, on the device of the keys."""
-        self._check_causal()
-        return accumulate(outputs_of(self.k_proj).new_zeros(batch_size, *shape))
 
     def num_before(self, state: Any) -> Tensor:
         """Count the real tokens behind a state, [B], if the mechanism takes rotary positions."""

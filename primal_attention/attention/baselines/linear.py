@@ -120,10 +120,7 @@ class LinearAttention(MomentsAttention, TimedLayer):
         if self.decay is None:
             return super()._attended(tokens, source)
         if source is not tokens:
-            raise ValueError(
-                f"a context does not go with decay={self.decay!r}: its tokens have no time in "
-                f"common with those of x"
-            )
+            self.check_no_context()
         return self._extended(tokens, None)[0]
 
     def _extended(self, tokens: Tokens, state: LinearState | None) -> tuple[Tensor, LinearState]:

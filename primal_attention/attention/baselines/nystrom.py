@@ -1,25 +1,21 @@
 r"""Nystromformer: softmax attention by the Nystrom method, through segment means.
 
-Letters: B batch, N tokens, H heads, C head dim, M landmarks or segments, K taps, L tokens of a
-block, W of its window.
+Letters: B batch, N tokens, H heads, C head dim, M landmarks or segments.
 """
 
 from typing import Unpack
 
 import torch
-import torch.nn.functional as F
-from einops import einsum, rearrange
+from einops import einsum
 from torch import Tensor, nn
 
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import token_order
-from primal_attention.attention.base.inputs import has_plain_call, zero_padding
+from primal_attention.attention.base.inputs import zero_padding
 from primal_attention.attention.base.qkv import Options, QKVAttention
 from primal_attention.attention.base.validation import check_sizes
 from primal_attention.attention.baselines.softmax import softmax_attention
 from primal_attention.precision import accumulate, exact
-
-_WINDOW = 128  # tokens of a window of the convolution, at least
 
 
 class NystromAttention(QKVAttention):
@@ -88,15 +84,8 @@ class NystromAttention(QKVAttention):
         if self.conv is None:
             return out
         order = token_order(v, mask)
-        return out + order.unpack(self._convolved(order.pack(zero_padding(v, mask))))
-
-    def _convolved(self, v: Tensor) -> Tensor:
-        """The values [B, N, H, C] convolved along the tokens."""
-        assert self.conv is not None
-        if type(self.conv) is nn.Conv2d and has_plain_call(self.conv):
-            return convolve(v, self.conv.weight[:, 0, :, 0])
-        convolved: Tensor = self.conv(v.transpose(1, 2))
-        return convolved.transpose(1, 2)
+        convolved = self.conv(order.pack(zero_padding(v, mask)).transpose(1, 2))
+        return out + order.unpack(convolved.transpose(1, 2))
 
     def _through_landmarks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         segments = token_segments(q, mask, self.num_landmarks)
@@ -161,31 +150,3 @@ def segment_means(z: Tensor, segments: Tensor) -> Tensor:
     wide = accumulate(z)
     sums = einsum(segments.to(wide.dtype), wide, "b m n, b n h c -> b m h c")
     return (sums / segments.sum(2).clamp(min=1)[:, :, None, None]).to(z.dtype)
-
-
-def convolve(x: Tensor, taps: Tensor) -> Tensor:
-    r"""Filter the tokens x [B, N, H, C] by the taps [H, K] of each head, K odd, with zeros around.
-
-    $y_i = \sum_k w_k\, x_{i + k - (K - 1) / 2}$ for a block of tokens is the product of a matrix
-    with w along its diagonals and of the tokens around the block: sizes for matrix units, and sums
-    in a fixed order.
-    """
-    (B, N), K = x.shape[:2], taps.shape[1]
-    # A power of two, of which at most a third is read for the neighbours of a block.
-    window = max(_WINDOW, 1 << (3 * K - 1).bit_length())
-    block = window - K + 1
-    num_blocks = -(-N // block)
-    before, after = K // 2, num_blocks * block - N + K // 2
-    windows = F.pad(x, (0, 0, 0, 0, before, after)).unfold(1, window, block)  # [B, N/L, H, C, W]
-    matrices = band(accumulate(taps), block).expand(B, -1, -1, -1).to(x.dtype)  # summed back wide
-    product = matrices @ rearrange(windows, "b n h c w -> b h w (n c)")
-    return rearrange(product, "b h l (n c) -> b (n l) h c", n=num_blocks)[:, :N]
-
-
-def band(taps: Tensor, num_rows: int) -> Tensor:
-    """Matrices [H, L, L + K - 1] whose row i has the taps [H, K] from column i on."""
-    H, K = taps.shape
-    width = num_rows + K - 1
-    # Rows that are one longer than those of the result: each starts one column further there.
-    rows = F.pad(taps, (0, num_rows)).repeat(1, num_rows)
-    return rows[:, : num_rows * width].view(H, num_rows, width)

@@ -16,7 +16,7 @@ from primal_attention.feature_maps import normaliser
 from primal_attention.ops.causal import running_mean, token_counts
 from primal_attention.ops.primal import Sides, zeroed
 from primal_attention.ops.primal import features as fixed_features
-from primal_attention.precision import accumulate, accumulation_dtype
+from primal_attention.precision import accumulate
 
 if TYPE_CHECKING:
     from primal_attention.attention.primal.layer import PrimalAttention
@@ -122,24 +122,6 @@ class PrimalState(NamedTuple):
     k_side: Tensor  # static: sum of k [B, H, C]; dual: sum of phi_k h_r^T [B, H, P, S]
     num_tokens: Tensor  # [B]
     key_sum: Tensor  # sum of phi_k [B, H, P] for maps with a normaliser, else [B, H, 0]
-
-    @classmethod
-    def first(
-        cls,
-        like: Tensor,  # a parameter of the layer
-        batch_size: int,
-        num_heads: int,
-        side: tuple[int, ...],  # the shape of either sum, of one head
-        key_features: int,
-    ) -> PrimalState:
-        """Return the state before the first token."""
-
-        def zeros(*shape: int) -> Tensor:
-            dtype = accumulation_dtype(like.dtype)  # a plain tensor, also for a sharded parameter
-            return torch.zeros(batch_size, *shape, dtype=dtype, device=like.device)
-
-        sides = zeros(num_heads, *side), zeros(num_heads, *side)
-        return cls(*sides, zeros(), zeros(num_heads, key_features))
 
     def sums(self) -> Tensor:
         """Return both sums, heads first, [2, H, B, ...]."""

@@ -26,7 +26,6 @@ from primal_attention.attention.base.inputs import (
     check_inputs,
     is_cast_alike,
     is_plain,
-    outputs_of,
     zero_padding,
 )
 from primal_attention.attention.base.positions import (
@@ -473,13 +472,11 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
 
     def init_state(self, batch_size: int) -> PrimalState:
         """Return the state before the first token of ``batch_size`` sequences."""
-        self._check_causal()
-        P = self.features.feature_dim
-        side = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
-        key_features = P if self.features.normalised else 0
-        return PrimalState.first(
-            outputs_of(self.q_proj), batch_size, self.num_heads, side, key_features
-        )
+        H, P = self.num_heads, self.features.feature_dim
+        shape = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
+        side = self._zeros(batch_size, H, *shape)
+        key_sum = self._zeros(batch_size, H, P if self.features.normalised else 0)
+        return PrimalState(side, side, self._zeros(batch_size), key_sum)
 
     def _continued(
         self, x: Tensor, token_mask: Tensor | None, state: PrimalState
@@ -551,11 +548,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
                 "a context does not go with weights='static', which never look at it; "
                 "use weights='sampled' or weights='dual'"
             )
-        if self.decay is not None:
-            raise ValueError(
-                f"a context does not go with decay={self.decay!r}: its tokens have no time in "
-                f"common with those of x"
-            )
+        self.check_no_context()
 
 
 def _check_weights(
