@@ -21,7 +21,7 @@ class Decoding:
 
     dim: int
     causal: bool
-    q_proj: nn.Module
+    q_proj: nn.Linear
 
     def init_state(self, batch_size: int) -> Any:
         """Return the state before the first token: a NamedTuple of tensors, batch first."""

@@ -10,6 +10,7 @@ Letters: B batch, N tokens, D model dim, H heads, C head dim, P feature dim, S d
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -55,7 +56,7 @@ class FoldedPrimalAttention(PrimalAttention):
 def folded(layer: PrimalAttention) -> FoldedPrimalAttention:
     """Fold the matrices of a copy of the layer, in at least float32."""
     _check_foldable(layer)
-    copy = deepcopy(layer).requires_grad_(False).eval()
+    copy: Any = deepcopy(layer).eval()
     out = rearrange(accumulate(layer.out_proj.weight), "d (h c) -> h c d", h=layer.num_heads)
     weights = accumulate(layer._chosen(torch.stack((layer.w_e, layer.w_r))))  # [sides, H, P, S]
     score_maps = torch.stack(layer.score_proj.weight.chunk(len(weights), 1))  # [sides, C, S]
@@ -71,7 +72,8 @@ def folded(layer: PrimalAttention) -> FoldedPrimalAttention:
     for name in ("score_proj", "w_e", "w_r", "raw_lambda"):
         delattr(copy, name)
     copy.__class__ = FoldedPrimalAttention
-    return copy.requires_grad_(False)
+    inference: FoldedPrimalAttention = copy.requires_grad_(False)
+    return inference
 
 
 def _check_foldable(layer: PrimalAttention) -> None:
