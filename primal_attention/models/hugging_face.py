@@ -19,7 +19,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import can_return_tuple
 
-from primal_attention.attention.base.masks import zero_padding
+from primal_attention.attention.base.inputs import zero_padding
 from primal_attention.attention.base.validation import check_choice
 from primal_attention.models.encoder import EncoderBlock
 from primal_attention.models.language import sinusoids
