@@ -1,15 +1,11 @@
 """Data sets on disk: where they lie, and prepared files ``<name>.npz`` of some domains."""
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from primal_attention.array_files import ArrayFile, open_arrays, write_arrays
 from primal_attention.foreign_files import reading
@@ -132,17 +128,3 @@ class PreparedSets(ABC, Generic[Found]):
     @abstractmethod
     def _advice(self, name: str, folder: Path | None) -> str:
         """Say what to do about a set that is not there."""
-
-
-def sha256_of(head: str, arrays: Iterable[NDArray[Any]]) -> str:
-    """Compute the checksum of a text and the arrays after it."""
-    digest = hashlib.sha256(head.encode())
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
-
-
-def check_sha256(found: str, told: str) -> None:
-    """Raise where a checksum is not the one that was written."""
-    if found != told:
-        raise ValueError(f"its checksum is {found[:12]}…, not {told[:12]}… as it says")

@@ -57,7 +57,7 @@ class Cases:
     def joined(self, other: Cases) -> Cases:
         """Append the other cases."""
         inputs = {name: torch.cat([each, other.inputs[name]]) for name, each in self.inputs.items()}
-        return Cases(inputs, torch.cat([self.target, other.target]))
+        return replace(self, inputs=inputs, target=torch.cat([self.target, other.target]))
 
     def to(self, device: torch.device) -> Cases:
         """Move the cases to another device."""

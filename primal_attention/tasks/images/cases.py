@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,6 @@ CENTRE = 7 / 8  # what an evaluation sees of the shorter side of a picture that 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MOST = 2**28  # bytes of a picture
 MOST_PIXELS = 2**26  # of a picture; the largest of ImageNet has 61 million
-_SHARE = 32  # pictures that a thread takes at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,14 +101,13 @@ class PictureCases(Cases):
         x, target = self.augmentation(x, self.target[indices], self.num_classes)
         return Batch({"pictures": x}, target)
 
-    def joined(self, other: Cases) -> PictureCases:
+    def joined(self, other: Cases) -> Cases:
         """Append other cases of the same files."""
         mine: Any = self.inputs["pictures"]
         theirs: Any = other.inputs["pictures"]
         if self.resident:
-            pictures = torch.cat([mine, theirs])
-        else:
-            pictures = replace(mine, places=torch.cat([mine.places, theirs.places]))
+            return super().joined(other)
+        pictures: Any = replace(mine, places=torch.cat([mine.places, theirs.places]))
         target = torch.cat([self.target, other.target])
         return replace(self, inputs={"pictures": pictures}, target=target)
 
@@ -153,20 +151,9 @@ def decoded(
         box = _central(image.size, centre) if crop is None else _cropped(image.size, crop)
         pixels[row] = np.asarray(image.resize((size, size), scaling, box=box))
 
-    _in_threads(decode, len(places))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without Python's lock
+        list(pool.map(decode, range(len(places))))
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-
-
-def _in_threads(work: Callable[[int], object], count: int) -> None:
-    """Call ``work`` on each number below the count; Pillow decodes without Python's lock."""
-
-    def share(first: int) -> None:
-        for number in range(first, min(first + _SHARE, count)):
-            work(number)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(share, range(0, count, _SHARE)):
-            pass
 
 
 def _opened(encoded: Encoded, place: int) -> Any:

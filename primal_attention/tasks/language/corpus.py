@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from primal_attention.array_files import ArrayFile
 from primal_attention.foreign_files import file_size, reading
 from primal_attention.tasks import reviews
-from primal_attention.tasks.prepared import PreparedSets, check_sha256, data_folders, sha256_of
+from primal_attention.tasks.prepared import PreparedSets, data_folders
 
 EOS, UNK = "<eos>", "<unk>"
 PARTS = ("train", "valid", "test")
@@ -66,10 +66,6 @@ class Corpus:
     def parts(self) -> tuple[Ids, Ids, Ids]:
         """The three parts in the order of ``PARTS``."""
         return self.train, self.valid, self.test
-
-    def checksum(self) -> str:
-        """Compute the SHA-256 of all words."""
-        return sha256_of("\n".join(self.vocabulary), self.parts)
 
 
 def read_corpus(folder: Path) -> Corpus:
@@ -188,17 +184,14 @@ class Texts(PreparedSets[Corpus]):
         words = "\n".join(found.vocabulary).encode()
         arrays = dict(zip(PARTS, found.parts, strict=True))
         vocabulary = np.frombuffer(words, dtype=np.uint8)
-        texts = {"format": np.array(self.format), "sha256": np.array(found.checksum())}
-        return {**texts, "vocabulary": vocabulary, **arrays}
+        return {"format": np.array(self.format), "vocabulary": vocabulary, **arrays}
 
     def _unpack(self, arrays: ArrayFile, name: str) -> Corpus:
         words = arrays["vocabulary"]
         if words.dtype != np.uint8 or words.size > _LARGEST:
             raise ValueError(f"its vocabulary is {words.size} values of {words.dtype}")
         vocabulary = tuple(words.tobytes().decode().split("\n"))
-        corpus = Corpus(vocabulary, *(arrays[part] for part in PARTS))
-        check_sha256(corpus.checksum(), arrays.text("sha256"))
-        return corpus
+        return Corpus(vocabulary, *(arrays[part] for part in PARTS))
 
     def _advice(self, name: str, folder: Path | None) -> str:
         place = data_folders(self.domain, folder)[0]

@@ -3,7 +3,6 @@
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.context import BaseContext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,24 +10,11 @@ from numpy.typing import NDArray
 
 Arrays: TypeAlias = Sequence[NDArray[Any]]
 Make: TypeAlias = Callable[[int], Arrays]
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
 InChunks: TypeAlias = Callable[[Make, int, int], Arrays]
 """``made_in_chunks`` that knows its workers: takes make, num_cases and chunk_size."""
 
 
-def no_progress(done: int, total: int) -> None:
-    """Tell nobody."""
-
-
-def made_in_chunks(
-    make: Make,
-    num_cases: int,
-    chunk_size: int,
-    *,
-    workers: int = 1,
-    progress: Progress = no_progress,
-) -> Arrays:
+def made_in_chunks(make: Make, num_cases: int, chunk_size: int, *, workers: int = 1) -> Arrays:
     """Return the arrays that ``make`` makes, joined: the same for any number of workers.
 
     Args:
@@ -36,19 +22,16 @@ def made_in_chunks(
         num_cases: How many to make; the last chunk is cut.
         chunk_size: Cases of a chunk.
         workers: Processes; 1 for none but this one.
-        progress: Called after every chunk.
     """
     if workers < 1:
         raise ValueError(f"workers must be positive, got {workers}")
     num_chunks = -(-num_cases // chunk_size)
     joined: list[NDArray[Any]] = []
-    progress(0, num_chunks)
     for index, arrays in enumerate(_made(make, num_chunks, workers)):
         joined = joined or [np.empty((num_cases, *each.shape[1:]), each.dtype) for each in arrays]
         first = index * chunk_size
         for whole, each in zip(joined, arrays, strict=True):
             whole[first : first + chunk_size] = each[: num_cases - first]
-        progress(index + 1, num_chunks)
     return joined
 
 
@@ -56,17 +39,7 @@ def _made(make: Make, num_chunks: int, workers: int) -> Iterator[Arrays]:
     if workers == 1:
         yield from map(make, range(num_chunks))
         return
-    with ProcessPoolExecutor(min(workers, num_chunks), mp_context=_processes()) as pool:
+    #   Forks of this process, which may have threads, could hang.
+    processes = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, num_chunks), mp_context=processes) as pool:
         yield from pool.map(make, range(num_chunks))
-
-
-def _processes() -> BaseContext:
-    """Choose how to start processes: forks of this one, which may have threads, could hang.
-
-    A server that has the package imported forks them; where there is none, each imports it.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__])
-    return server

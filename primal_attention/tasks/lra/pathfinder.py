@@ -64,41 +64,22 @@ class PathfinderSettings:
 
 
 _HARD = PathfinderSettings()
-_LARGE = replace(_HARD, paddle_length=5, continuity=1.8, paddle_contrast=1.0)
 
 PATHFINDERS: dict[str, PathfinderSettings] = {
     "pathfinder": _HARD,
-    "pathfinder-9": replace(_HARD, contour_length=9),
     "pathfinder-6": replace(_HARD, contour_length=6),
-    "pathfinder64": replace(
-        _LARGE,
-        size=64,
-        paddle_thickness=1.0,
-        marker_radius=2.5,
-        seed_distance=12,
-        distractor_paddles=22,
-        snake_contrast=0.8,
-    ),
     "pathfinder128": replace(
-        _LARGE,
+        _HARD,
         size=128,
+        paddle_length=5,
         paddle_thickness=1.5,
         paddle_margins=(2, 3),
         marker_radius=3.0,
         seed_distance=20,
+        continuity=1.8,
         distractor_paddles=35,
         snake_contrast=0.9,
-    ),
-    "pathfinder256": replace(
-        _LARGE,
-        size=256,
-        paddle_thickness=2.0,
-        paddle_margins=(3,),
-        padding=22,
-        marker_radius=5.0,
-        seed_distance=27,
-        distractor_paddles=30,
-        snake_contrast=1.0,
+        paddle_contrast=1.0,
     ),
 }
 """The settings by the name of the task; what the release leaves open is its generator's default."""

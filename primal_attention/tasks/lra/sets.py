@@ -18,10 +18,10 @@ import numpy as np
 from primal_attention.array_files import ArrayFile
 from primal_attention.tasks import reviews
 from primal_attention.tasks.lra import cifar, listops, pathfinder_files, texts
-from primal_attention.tasks.lra.chunks import Progress, made_in_chunks, no_progress
+from primal_attention.tasks.lra.chunks import made_in_chunks
 from primal_attention.tasks.lra.pathfinder import PATHFINDERS
 from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
-from primal_attention.tasks.prepared import PreparedSets, check_sha256, data_folders
+from primal_attention.tasks.prepared import PreparedSets, data_folders
 
 RELEASE = "the archive lra_release.gz of github.com/google-research/long-range-arena"
 CIFAR = "cifar-10-binary.tar.gz from www.cs.toronto.edu/~kriz/cifar.html"
@@ -86,7 +86,6 @@ class Arena(PreparedSets[PreparedTask]):
         sizes: PartSizes | None = None,
         seed: int = 0,
         workers: int = 1,
-        progress: Progress = no_progress,
     ) -> Path:
         """Write a task to ``<out>/<name>.npz``: read from its files, or else generated.
 
@@ -99,7 +98,6 @@ class Arena(PreparedSets[PreparedTask]):
             sizes: Cases of the parts, of what is generated; by default those of the benchmark.
             seed: Of what is drawn at random.
             workers: Processes to generate with.
-            progress: Called with chunks done and chunks in all.
         """
         self._check_name(name)
         source, place = SOURCES[name], self._find_files(name, folder)
@@ -110,7 +108,7 @@ class Arena(PreparedSets[PreparedTask]):
             self.write(path, source.read(place, **({"seed": seed} if source.draws else {})))
         elif source.generate is not None:
             options = {} if sizes is None else {"sizes": PartSizes(*sizes)}
-            run = partial(made_in_chunks, workers=workers, progress=progress)
+            run = partial(made_in_chunks, workers=workers)
             self.write(path, source.generate(run, seed=seed, **options))
         else:
             raise FileNotFoundError(self._advice(name, folder))
@@ -158,7 +156,8 @@ class Arena(PreparedSets[PreparedTask]):
         )
         if found.task != name:
             raise ValueError(f"it holds the task {found.task!r}")
-        check_sha256(found.checksum(), about["sha256"])
+        if found.checksum() != about["sha256"]:
+            raise ValueError(f"its checksum is not {about['sha256'][:12]}… as it says")
         return found
 
     def _advice(self, name: str, folder: Path | None) -> str:

@@ -50,13 +50,7 @@ class Windows(Cases):
     def joined(self, other: Cases) -> Cases:
         """Append the other windows."""
         moved = {**other.inputs, "last": other.inputs["last"] + len(self)}
-        both = Cases(self.inputs, self.target).joined(Cases(moved, other.target))
-        return replace(self, inputs=both.inputs, target=both.target)
-
-    def to(self, device: torch.device) -> Cases:
-        """Move the windows to another device."""
-        moved = Cases(self.inputs, self.target).to(device)
-        return replace(self, inputs=moved.inputs, target=moved.target)
+        return super().joined(replace(other, inputs=moved))
 
 
 @dataclass(frozen=True, eq=False)

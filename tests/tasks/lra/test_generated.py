@@ -5,7 +5,6 @@ import pytest
 
 from primal_attention.tasks.lra import (
     LRA_TASKS,
-    chunks,
     listops,
     load_lra,
     pathfinder_files,
@@ -48,14 +47,6 @@ def test_the_sizes_are_those_of_the_arena():
     assert "pathfinder128" in LRA_TASKS
 
 
-def test_progress_is_told(tmp_path):
-    told = []
-    sizes = SIZES["pathfinder-6"]
-    prepare_lra("pathfinder-6", tmp_path, sizes=sizes, progress=lambda *done: told.append(done))
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
-
-
 def test_workers_are_checked(tmp_path):
     with pytest.raises(ValueError, match="workers must be positive, got 0"):
         prepare_lra("pathfinder", tmp_path, workers=0)
-    assert chunks.no_progress(1, 2) is None

@@ -24,8 +24,8 @@ def distance(one, other):
 def test_the_settings_are_those_that_are_stated():
     assert (HARD.contour_length, HARD.distractor_length, HARD.num_distractors) == (14, 4, 5)
     lengths = [(each.distractor_length, each.num_distractors) for each in PATHFINDERS.values()]
-    assert lengths == [(4, 5), (3, 6), (2, 10), (4, 5), (4, 8), (4, 7)]
-    assert {each.size for each in PATHFINDERS.values()} == {32, 64, 128, 256}
+    assert lengths == [(4, 5), (2, 10), (4, 8)]
+    assert {each.size for each in PATHFINDERS.values()} == {32, 128}
 
 
 def test_half_of_the_images_are_positive(scenes):
@@ -87,7 +87,7 @@ def test_distractors_are_few_as_in_the_original(scenes):
 
 
 @pytest.mark.parametrize(
-    ("name", "directions"), [("pathfinder", range(-150, -120)), ("pathfinder256", range(-180, 180))]
+    ("name", "directions"), [("pathfinder", range(-150, -120)), ("pathfinder128", range(-180, 180))]
 )
 def test_seeds_of_small_images_point_to_the_upper_left(name, directions):
     settings = PATHFINDERS[name]
@@ -122,7 +122,7 @@ def test_higher_continuity_is_straighter():
     assert turns(replace(settings, continuity=2.5), 20) < 0.8 * turns(settings, 20)
 
 
-@pytest.mark.parametrize("name", ["pathfinder-9", "pathfinder-6", "pathfinder64", "pathfinder256"])
+@pytest.mark.parametrize("name", ["pathfinder-6", "pathfinder128"])
 def test_other_lengths_and_sizes(name):
     settings = PATHFINDERS[name]
     scene = draw_scene(settings, 0, 1)
