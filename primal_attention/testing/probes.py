@@ -66,7 +66,7 @@ class Probe(NamedTuple):
         )
 
     def output(self) -> Tensor:
-        """PassResult the forward pass."""
+        """Run the forward pass."""
         arguments = {
             name: getattr(self, name) for name in ("token_mask", "context", "context_mask")
         }
@@ -74,24 +74,21 @@ class Probe(NamedTuple):
         return forward(self.layer, self.x, **given)
 
     def run(self, within: AbstractContextManager[object] | None = None) -> PassResult:
-        """PassResult both passes; `within` surrounds the forward pass only.
+        """Run both passes; `within` surrounds the forward pass only.
 
         An input or a parameter that the output does not depend on has gradient 0.
         """
-        x = self.x.detach().clone().requires_grad_()
-        context = None
-        if self.context is not None:
-            context = self.context.detach().clone().requires_grad_()
+        leaves = {"x": self.x} if self.context is None else {"x": self.x, "context": self.context}
+        inputs: dict[str, Any] = {
+            name: tensor.detach().clone().requires_grad_() for name, tensor in leaves.items()
+        }
         with within or nullcontext():
-            output = self._replace(x=x, context=context).output()
+            output = self._replace(**inputs).output()
         parameters = {name: p for name, p in self.layer.named_parameters() if p.requires_grad}
-        inputs = [x, *parameters.values()] + ([] if context is None else [context])
-        grads = torch.autograd.grad(
-            output, inputs, self.cotangent.to(output), allow_unused=True, materialize_grads=True
-        )
-        d_parameters = dict(zip(parameters, grads[1:], strict=False))
-        d_context = None if context is None else grads[-1]
-        return PassResult(output.detach(), grads[0], d_context, d_parameters)
+        value = (output * self.cotangent.to(output)).sum()
+        d_inputs = gradients_of(value, inputs | {f".{name}": p for name, p in parameters.items()})
+        d_parameters = {name: d_inputs[f".{name}"] for name in parameters}
+        return PassResult(output.detach(), d_inputs["x"], d_inputs.get("context"), d_parameters)
 
 
 def forward(layer: nn.Module, x: Tensor, **arguments: Tensor) -> Tensor:

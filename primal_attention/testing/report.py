@@ -61,12 +61,8 @@ class Findings:
         self.observations.append(Observation(what, value, bound, at_least=True))
 
     def close(self, what: str, got: Tensor, want: Tensor, bound: float) -> None:
-        """Record the deviation of two tensors, which rounding alone may bring to `bound`."""
+        """Record the deviation of two tensors, which rounding may bring to `bound`, if not 0."""
         self.at_most(what, deviation(got, want), bound * self.rounding)
-
-    def identical(self, what: str, got: Tensor, want: Tensor) -> None:
-        """Record that two tensors must agree in every bit."""
-        self.at_most(what, deviation(got, want), 0.0)
 
     def zero(self, what: str, tensor: Tensor) -> None:
         """Record that a tensor must be exactly 0."""

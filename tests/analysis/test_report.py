@@ -4,6 +4,7 @@ import logging
 import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from primal_attention.analysis import duality, spectrum
-from primal_attention.analysis.report import data, report_page, write_report
+from primal_attention.analysis.report import data, write_report
 from primal_attention.analysis.report.data import read_run
 from primal_attention.analysis.report.page import (
     Chapter,
@@ -31,6 +32,14 @@ from primal_attention.training.results import add_rows, row_of
 TASK = "uea/JapaneseVowels"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = ("<script>alert(1)</script>", '" onerror="alert(2)', r"$\frac{", "_&amp;\x00\u4e2d")
+
+
+def report_page(directories, **options):
+    """The text of a page."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "page.html"
+        write_report(directories, out, **options)
+        return out.read_text()
 
 
 class Reader(HTMLParser):

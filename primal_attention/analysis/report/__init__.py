@@ -12,7 +12,7 @@ from primal_attention.analysis.report.sections import ReportedRun, chapter_of, c
 from primal_attention.atomic_files import write_text
 from primal_attention.training.tables import printed_in
 
-__all__ = ["report_page", "write_report"]
+__all__ = ["write_report"]
 
 
 def _untracked(portions: Sequence[Tensor], what: str) -> Iterable[Tensor]:
@@ -41,19 +41,6 @@ def write_report(
     """
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(f"out must be a file in a folder that exists, got {out}")
-    text = report_page(directories, data=data, cases=cases, suite=suite, track=track)
-    write_text(out, text)
-
-
-def report_page(
-    directories: Sequence[Path],
-    *,
-    data: Path | None = None,
-    cases: int = 64,
-    suite: Path = Path("reproduction"),
-    track: Track = _untracked,
-) -> str:
-    """Return the page as text; arguments as of ``write_report``."""
     if cases < 0:
         raise ValueError(f"cases must not be negative, got {cases}")
     if data is not None and not data.is_dir():
@@ -75,9 +62,10 @@ def report_page(
         chapters = [chapter_of(each, f"run{number}") for number, each in enumerate(every, 1)]
         if len(every) > 1:
             chapters.insert(0, comparison(every))
-    tasks = dict.fromkeys(run.recipe.task for run in runs)
     recipe = runs[0].recipe
+    title = f"{recipe.task}, {recipe.model.name}"
     subtitle = f"{recipe.run.protocol} protocol, seed {recipe.run.seed}"
     if len(runs) > 1:
-        return render(", ".join(tasks), f"{len(runs)} runs", chapters)
-    return render(f"{recipe.task}, {recipe.model.name}", subtitle, chapters)
+        title = ", ".join(dict.fromkeys(run.recipe.task for run in runs))
+        subtitle = f"{len(runs)} runs"
+    write_text(out, render(title, subtitle, chapters))

@@ -1,7 +1,6 @@
 """Clauses for causal modules: the past does not see the future, and decoding equals it all."""
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,39 +77,32 @@ def decoding(subject: Subject) -> Findings:
     )
     x = subject.tokens(3, 67)
     want = forward(layer, x)
+    steps = x.unbind(dim=1)
+    ways = {
+        "step by step": steps,
+        "prefill, then step": (x[:, :41], *steps[41:]),
+        "prefill in chunks": torch.split(x, [1, 5, 34, 27], dim=1),
+    }
     with torch.no_grad():
-        findings.close("step by step", _decode(layer, x, prefix=0), want, _DECODING_BOUND)
-        findings.close("prefill, then step", _decode(layer, x, prefix=41), want, _DECODING_BOUND)
-        chunks = torch.cat(list(_prefill_chunks(layer, x, (0, 1, 6, 40, 67))), dim=1)
-        findings.close("prefill in chunks", chunks, want, _DECODING_BOUND)
+        for way, chunks in ways.items():
+            findings.close(way, _decode(layer, chunks), want, _DECODING_BOUND)
         alone = _decode_alone(layer, x, row=1, prefix=41)
         findings.close("one row of the state", alone, want[1:2, 41], _DECODING_BOUND)
         _demand_wide_state(subject)
     return findings
 
 
-def _decode(layer: Any, x: Tensor, *, prefix: int) -> Tensor:
-    """Prefill the first `prefix` tokens, if any, and step through the rest."""
+def _decode(layer: Any, chunks: Sequence[Tensor]) -> Tensor:
+    """Go on from the state with chunks [B, N, D] by `prefill` and tokens [B, D] by `step`."""
+    state = layer.init_state(chunks[0].shape[0])
+    _demand_state(state, chunks[0])
     outputs = []
-    state = layer.init_state(x.shape[0])
-    _demand_state(state, x)
-    if prefix:
-        y, state = layer.prefill(x[:, :prefix])
-        outputs.append(y)
-        _demand_state(state, x)
-    for x_t in x[:, prefix:].unbind(dim=1):
-        y_t, state = layer.step(x_t, state)
-        _demand_shape("y_t", y_t, x_t)
-        outputs.append(y_t[:, None])
-    _demand_state(state, x)
+    for chunk in chunks:
+        y, state = (layer.step if chunk.ndim == 2 else layer.prefill)(chunk, state)
+        _demand_shape("y_t" if chunk.ndim == 2 else "y", y, chunk)
+        _demand_state(state, chunk)
+        outputs.append(y[:, None] if chunk.ndim == 2 else y)
     return torch.cat(outputs, dim=1)
-
-
-def _prefill_chunks(layer: Any, x: Tensor, bounds: tuple[int, ...]) -> Iterator[Tensor]:
-    state = layer.init_state(x.shape[0])
-    for start, stop in pairwise(bounds):
-        y, state = layer.prefill(x[:, start:stop], state)
-        yield y
 
 
 def _decode_alone(layer: Any, x: Tensor, *, row: int, prefix: int) -> Tensor:

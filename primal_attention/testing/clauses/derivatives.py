@@ -115,8 +115,8 @@ def gradient_graphs(subject: Subject) -> Findings:
         for name, gradient in want.items():
             what = f"{case.label}: gradient of {_shown(name)} with create_graph=True"
             findings.at_most(what, _relative(got[name], gradient), _SAME_BOUND)
-        refusals.append(_observe_second(findings, case, variables))
-    refusals += [_observe_finite(findings, case) for case in _zero_cases(subject)]
+        refusals.append(_observe_second(findings, case, at_zero=False))
+    refusals += [_observe_second(findings, case, at_zero=True) for case in _zero_cases(subject)]
     refused = next((each for each in refusals if each is not None), None)
     findings.detail += (
         "; second derivatives are right, and finite at zero vectors"
@@ -191,8 +191,12 @@ def _zero_cases(subject: Subject) -> Iterator[_Case]:
     yield _Case("zeros alone", calls, {"x": torch.zeros_like(x)}, {})
 
 
-def _observe_second(findings: Findings, case: _Case, variables: Variables) -> str | None:
-    """Hold d/dt <grad F(v + t d), e> to central differences; why not, where that is refused."""
+def _observe_second(findings: Findings, case: _Case, *, at_zero: bool) -> str | None:
+    """Hold d/dt <grad F(v + t d), e> to central differences; why not, where that is refused.
+
+    At zero vectors F need not be smooth: second derivatives only are to be finite there.
+    """
+    variables = case.variables()
     along = {name: _noise_like(value, name) for name, value in variables.items()}
     other = {name: _noise_like(value, f"{name} again") for name, value in variables.items()}
 
@@ -201,32 +205,20 @@ def _observe_second(findings: Findings, case: _Case, variables: Variables) -> st
 
     leaves = {name: value.detach().requires_grad_() for name, value in variables.items()}
     try:
-        made = _second(case, leaves, other)
+        first = _inner(gradients_of(case.value(leaves), leaves, create_graph=True), other)
+        if first.requires_grad:
+            made = gradients_of(first, leaves)
+        else:
+            made = {name: torch.zeros_like(value) for name, value in leaves.items()}
     except RuntimeError as error:  # NotImplementedError is one
         return error_line(error)
+    if at_zero:
+        for name, second in made.items():
+            findings.finite(f"second derivatives by {_shown(name)}, {case.label}", second)
+        return None
     what = f"{case.label}: second derivative"
     _close_to_difference(findings, what, _inner(made, along), slope, variables, along)
     return None
-
-
-def _observe_finite(findings: Findings, case: _Case) -> str | None:
-    leaves = {name: value.requires_grad_() for name, value in case.variables().items()}
-    other = {name: _noise_like(value, name) for name, value in leaves.items()}
-    try:
-        made = _second(case, leaves, other)
-    except RuntimeError as error:
-        return error_line(error)
-    for name, second in made.items():
-        findings.finite(f"second derivatives by {_shown(name)}, {case.label}", second)
-    return None
-
-
-def _second(case: _Case, leaves: Variables, other: Variables) -> Variables:
-    """The gradients of <grad F, other>."""
-    first = _inner(gradients_of(case.value(leaves), leaves, create_graph=True), other)
-    if not first.requires_grad:
-        return {name: torch.zeros_like(value) for name, value in leaves.items()}
-    return gradients_of(first, leaves)
 
 
 def _close_to_difference(

@@ -5,7 +5,7 @@ somebody puts a hook, an adapter or a quantised layer there.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,84 +21,68 @@ _LEAST_CHANGE = 1e-4
 _RANK = 2
 
 
-class Scaled(nn.Module):
-    """A module whose output is scaled, channel by channel; nothing else of it can be reached."""
+class LowRank(nn.Module):
+    """The change that an adapter makes to a linear map: B A x + c, without c where it has none."""
 
-    def __init__(self, inner: nn.Module, scale: Tensor) -> None:
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(SEED)
+
+        def noise(*shape: int) -> nn.Parameter:
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
+            return nn.Parameter(0.3 * drawn.to(base.weight))
+
+        self.down, self.up = noise(_RANK, base.in_features), noise(base.out_features, _RANK)
+        self.offset = None if base.bias is None else noise(base.out_features)
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        """Add the output of the adapter to that of the map."""
+        return y + linear(linear(x, self.down), self.up, self.offset)
+
+    @torch.no_grad()
+    def merge_into(self, base: nn.Linear) -> None:
+        """Make the change to the parameters of the map."""
+        base.weight.add_(self.up @ self.down)
+        if self.offset is not None:
+            base.bias.add_(self.offset)
+
+
+class Scaling(nn.Module):
+    """A change of any output: channels scaled, by either sign, as maps may not see a size."""
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(SEED)
+        size = 0.5 + torch.rand(like.shape[-1], generator=generator, dtype=torch.float32)
+        sign = torch.randint(2, size.shape, generator=generator) * 2 - 1
+        self.scale = (size * sign).to(like)
+
+    def forward(self, y: Tensor, *args: Any) -> Tensor:
+        """Scale the output of the module."""
+        return y * self.scale
+
+
+class Around(nn.Module):
+    """A module whose output is changed; nothing else of it can be reached."""
+
+    def __init__(self, inner: nn.Module, change: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self.scale = scale
+        self.change = change
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the scaled output."""
-        return self.inner(*args, **kwargs) * self.scale
+        """Return the changed output."""
+        return self.change(self.inner(*args, **kwargs), *args)
 
 
-class ScaledAlike(Scaled):
-    """A scaled module with the attributes of the inner one, as adapters have."""
+class AroundAlike(Around):
+    """A module around another with the attributes of the inner one, as adapters have."""
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("inner"), name)
-
-
-class LowRank(nn.Module):
-    """A frozen linear map with an adapter: W x + B A x, with the attributes of the map."""
-
-    def __init__(self, base: nn.Linear, down: Tensor, up: Tensor) -> None:
-        super().__init__()
-        self.base = base
-        self.down, self.up = nn.Parameter(down), nn.Parameter(up)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the outputs of the map and of its adapter."""
-        y: Tensor = self.base(x)
-        return y + linear(linear(x, self.down), self.up)
-
-    @property
-    def weight(self) -> Tensor:
-        """That of the map alone."""
-        return self.base.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """That of the map alone."""
-        return self.base.bias
-
-
-def submodules(subject: Subject) -> Findings:
-    """A hook on a submodule, one in its place, an adapter, and offloading all act.
-
-    Offloading may be refused with an error. A submodule without a forward pass, or one that has
-    parameters or buffers of which nothing depends, is left out.
-    """
-    findings = subject.findings("a hook, a wrapper, an adapter and offloading act on")
-    calls = list(_calls(subject))
-    want = _outputs(subject.copy(), calls)
-    named, refused = [], None
-    for name, module in subject.copy().named_modules():
-        if name and _can_be_called(module):
-            if isinstance(module, nn.Linear):
-                acts = _observe_linear(findings, subject, calls, name, want)
-                refused = refused or acts.refused
-            else:
-                acts = _observe_other(findings, subject, calls, name, want)
-            named += [name] if acts.seen else []
-    if not named:
-        raise NotApplicable("no submodule with a forward pass that gives a tensor")
-    findings.detail += f" {', '.join(named)}"
-    if refused is not None:
-        findings.detail += f"; offloading is refused ({refused})"
-    return findings
-
-
-class _Acts(NamedTuple):
-    """How a submodule takes part in the outputs."""
-
-    seen: bool
-    refused: str | None = None
 
 
 class _Call(NamedTuple):
@@ -108,15 +92,163 @@ class _Call(NamedTuple):
     run: Callable[[nn.Module], Tensor]
 
 
+def submodules(subject: Subject) -> Findings:
+    """A hook on a submodule, one in its place, an adapter, and offloading all act.
+
+    Offloading may be refused with an error. A submodule without a forward pass, or one that has
+    parameters or buffers of which nothing depends, is left out.
+    """
+    check = _Check(subject)
+    named = []
+    for name, module in subject.copy().named_modules():
+        if name and getattr(type(module).forward, "__name__", "") != "_forward_unimplemented":
+            observe = check.linear if isinstance(module, nn.Linear) else check.other
+            named += [name] if observe(name) else []
+    if not named:
+        raise NotApplicable("no submodule with a forward pass that gives a tensor")
+    check.findings.detail += f" {', '.join(named)}"
+    if check.refused is not None:
+        check.findings.detail += f"; offloading is refused ({check.refused})"
+    return check.findings
+
+
+class _Check:
+    """Findings about one submodule after the other; each method returns whether it acts."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.findings = subject.findings("a hook, a wrapper, an adapter and offloading act on")
+        self.calls = list(_calls(subject))
+        self.plain = self.outputs(subject.copy())
+        self.refused: str | None = None  # why offloading is refused
+
+    def outputs(self, layer: nn.Module) -> list[Tensor]:
+        """Return what each call gives."""
+        return [call.run(layer) for call in self.calls]
+
+    def hooked(self, name: str, change: nn.Module) -> nn.Module:
+        """Change the output of a submodule by a hook."""
+        layer = self.subject.copy()
+        module = layer.get_submodule(name)
+        module.register_forward_hook(lambda module, args, y: change(y, *args))
+        return layer
+
+    def replaced(self, name: str, kind: type[Around], change: nn.Module) -> nn.Module:
+        """Change the output of a submodule by a module in its place."""
+        layer = self.subject.copy()
+        layer.set_submodule(name, kind(layer.get_submodule(name), change))
+        return layer
+
+    def linear(self, name: str) -> bool:
+        """Compare everything that acts on a linear map with the map with other parameters."""
+        merged = self.subject.copy()
+        base: Any = merged.get_submodule(name)
+        change = LowRank(base)
+        change.merge_into(base)
+        want = self.outputs(merged)
+        pairs = zip(want, self.plain, strict=True)
+        if not any(deviation(w, p) >= _LEAST_CHANGE for w, p in pairs):
+            return False
+        adapted = self.replaced(name, AroundAlike, change)
+        ways = {
+            "a hook on": self.hooked(name, change),
+            "a module around": self.replaced(name, Around, change),
+            "an adapter of": adapted,
+        }
+        for way, layer in ways.items():
+            for call, w in zip(self.calls, want, strict=True):
+                self.compare(f"{way} {name}, {call.label}", call, layer, w)
+        if not self.findings.broken():
+            self.compare_training(name, adapted, merged)
+        self.offloading(name, dict(base.named_parameters(recurse=False)), want)
+        return True
+
+    def compare(self, what: str, call: _Call, layer: nn.Module, want: Tensor) -> None:
+        """Hold a changed module to what it should give; an error is infinitely far."""
+        try:
+            self.findings.close(what, call.run(layer), want, _BOUND)
+        except (RuntimeError, AttributeError, TypeError, ValueError) as error:
+            self.findings.at_most(f"{what} ({error_line(error)})", math.inf, _BOUND)
+
+    def compare_training(self, name: str, adapted: nn.Module, merged: nn.Module) -> None:
+        """Hold the gradients of an adapter to those of the map that it is merged into."""
+        x, cotangent = self.subject.tokens(2, 11), self.subject.tokens(2, 11, seed=1)
+        got, want = (Probe(layer, x, cotangent).run().d_parameters for layer in (adapted, merged))
+        change: Any = adapted.get_submodule(f"{name}.change")
+        d_weight = want[f"{name}.weight"]
+        wanted = {"down": change.up.mT @ d_weight, "up": d_weight @ change.down.mT}
+        for part, d_want in wanted.items():
+            what = f"gradient of an adapter of {name}"
+            self.findings.close(what, got[f"{name}.change.{part}"], d_want, _BOUND)
+
+    def offloading(self, name: str, held: Mapping[str, nn.Parameter], want: list[Tensor]) -> None:
+        """Put other weights back for the call of the map alone; note why, where it is refused."""
+        layer = self.subject.copy()
+        target = layer.get_submodule(name)
+        away = {key: nn.Parameter(p.detach().to("meta")) for key, p in held.items()}
+
+        def put(parameters: Mapping[str, nn.Parameter]) -> None:
+            for key, parameter in parameters.items():
+                target.register_parameter(key, parameter)
+
+        put(away)
+        target.register_forward_pre_hook(lambda module, args: put(held))
+        target.register_forward_hook(lambda module, args, y: put(away))
+        for call, w in zip(self.calls, want, strict=True):
+            try:
+                got = call.run(layer)
+            except (RuntimeError, ValueError, TypeError) as error:
+                self.refused = self.refused or error_line(error)
+                continue
+            self.findings.close(f"offloading of {name}, {call.label}", got, w, _BOUND)
+
+    def other(self, name: str) -> bool:
+        """A hook on a module that is no linear map does what a module around it does."""
+        seen: list[Any] = []
+        spied = self.subject.copy()
+        spied.get_submodule(name).register_forward_hook(lambda module, args, y: seen.append(y))
+        self.outputs(spied)
+        if any(not isinstance(y, Tensor) or y.ndim == 0 for y in seen):
+            return False
+        if not seen:
+            passed = [self.passes_by(name, *each) for each in self.calls_and_outputs()]
+            return any(passed)
+        change = Scaling(seen[0])
+        hooked = self.hooked(name, change)
+        wrapped = self.replaced(name, AroundAlike, change)
+        for call, plain in self.calls_and_outputs():
+            seen.clear()
+            call.run(spied)
+            if not seen:
+                self.passes_by(name, call, plain)
+                continue
+            got, what = call.run(hooked), f"a hook on {name}, {call.label}"
+            self.findings.close(what, got, call.run(wrapped), _BOUND)
+            what = f"change of the output by {what}"
+            self.findings.at_least(what, deviation(got, plain), _LEAST_CHANGE)
+        return True
+
+    def calls_and_outputs(self) -> Iterator[tuple[_Call, Tensor]]:
+        """Pair each call with what the unchanged module gives."""
+        return zip(self.calls, self.plain, strict=True)
+
+    def passes_by(self, name: str, call: _Call, plain: Tensor) -> bool:
+        """Return whether an output uses the parameters of a module that is not called."""
+        layer = self.subject.copy()
+        with torch.no_grad():
+            for value in layer.get_submodule(name).state_dict().values():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+                    value.mul_(Scaling(value).scale)
+        if deviation(call.run(layer), plain) < _LEAST_CHANGE:
+            return False
+        self.findings.at_least(f"calls of {name}, {call.label}", 0.0, 1.0)
+        return True
+
+
 def _calls(subject: Subject) -> Iterator[_Call]:
     x = subject.tokens(2, 11)
     mask = subject.prefix_mask((11, 7))
-
-    def without_gradients(layer: nn.Module) -> Tensor:
-        with torch.no_grad():
-            return forward(layer, x)
-
-    yield _Call("without gradients", without_gradients)
+    yield _Call("without gradients", torch.no_grad()(lambda layer: forward(layer, x)))
     yield _Call("with gradients", lambda layer: forward(layer, x).detach())
     yield _Call("with a mask", lambda layer: forward(layer, x, token_mask=mask).detach())
     if subject.takes_context:
@@ -130,176 +262,3 @@ def _calls(subject: Subject) -> Iterator[_Call]:
             return torch.cat([first, second], dim=1).detach()
 
         yield _Call("in chunks", in_chunks)
-
-
-def _outputs(layer: nn.Module, calls: list[_Call]) -> list[Tensor]:
-    return [call.run(layer) for call in calls]
-
-
-def _can_be_called(module: nn.Module) -> bool:
-    return getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"
-
-
-def _observe_linear(
-    findings: Findings, subject: Subject, calls: list[_Call], name: str, plain: list[Tensor]
-) -> _Acts:
-    """Compare everything that acts on a linear map with the map with other parameters."""
-    changed = subject.copy()
-    scale = _scale(_linear(changed, name).out_features, changed)
-    with torch.no_grad():
-        for parameter in _linear(changed, name).parameters():
-            parameter.copy_(_scaled(parameter, scale))
-    want = _outputs(changed, calls)
-    if not any(deviation(w, p) >= _LEAST_CHANGE for w, p in zip(want, plain, strict=True)):
-        return _Acts(seen=False)
-    hooked, wrapped, alike = subject.copy(), subject.copy(), subject.copy()
-    hooked.get_submodule(name).register_forward_hook(lambda module, args, y: y * scale)
-    _replace(wrapped, name, lambda module: Scaled(module, scale))
-    _replace(alike, name, lambda module: ScaledAlike(module, scale))
-    ways = {
-        "a hook on": hooked,
-        "a module around": wrapped,
-        "one with its attributes around": alike,
-    }
-    for way, layer in ways.items():
-        for call, w in zip(calls, want, strict=True):
-            _compare(findings, f"{way} {name}", call, layer, w)
-    _observe_adapter(findings, subject, calls, name)
-    return _Acts(True, _observe_offloading(findings, subject, calls, name, want))
-
-
-def _observe_adapter(findings: Findings, subject: Subject, calls: list[_Call], name: str) -> None:
-    """An adapter acts and is trained as its merged map says."""
-    adapted, merged = subject.copy(), subject.copy()
-    into = _linear(merged, name)
-    generator = torch.Generator().manual_seed(SEED)
-    down, up = (
-        torch.randn(shape, generator=generator, dtype=torch.float32).to(into.weight) * 0.3
-        for shape in ((_RANK, into.in_features), (into.out_features, _RANK))
-    )
-    _replace(adapted, name, lambda module: LowRank(module, down.clone(), up.clone()))
-    with torch.no_grad():
-        into.weight.add_(up @ down)
-    for call in calls:
-        _compare(findings, f"an adapter of {name}", call, adapted, call.run(merged))
-    if findings.broken():
-        return
-    x, cotangent = subject.tokens(2, 11), subject.tokens(2, 11, seed=1)
-    got, want = (Probe(layer, x, cotangent).run() for layer in (adapted, merged))
-    d_weight = want.d_parameters[f"{name}.weight"]
-    for part, d_want in (("down", up.mT @ d_weight), ("up", d_weight @ down.mT)):
-        d_got = got.d_parameters[f"{name}.{part}"]
-        findings.close(f"gradient of an adapter of {name}", d_got, d_want, _BOUND)
-
-
-def _compare(findings: Findings, way: str, call: _Call, layer: nn.Module, want: Tensor) -> None:
-    """Record how far a changed module is from what it should give; an error is infinitely far."""
-    try:
-        findings.close(f"{way}, {call.label}", call.run(layer), want, _BOUND)
-    except (RuntimeError, AttributeError, TypeError, ValueError) as error:
-        findings.at_most(f"{way}, {call.label} ({error_line(error)})", math.inf, _BOUND)
-
-
-def _observe_offloading(
-    findings: Findings, subject: Subject, calls: list[_Call], name: str, want: list[Tensor]
-) -> str | None:
-    """The weights are put back, scaled, for the call of the map alone; why not, where refused."""
-    layer, refused = subject.copy(), None
-    target = _linear(layer, name)
-    scale = _scale(target.out_features, target)
-    held = {
-        key: nn.Parameter(_scaled(p.detach(), scale))
-        for key, p in target.named_parameters(recurse=False)
-    }
-
-    def put_back(module: nn.Module, args: Any) -> None:
-        for key, parameter in held.items():
-            module.register_parameter(key, parameter)
-
-    def take_away(module: nn.Module, args: Any, output: Any) -> None:
-        for key, parameter in held.items():
-            module.register_parameter(key, nn.Parameter(parameter.detach().to("meta")))
-
-    take_away(target, (), None)
-    target.register_forward_pre_hook(put_back)
-    target.register_forward_hook(take_away)
-    for call, w in zip(calls, want, strict=True):
-        try:
-            got = call.run(layer)
-        except (RuntimeError, ValueError, TypeError) as error:
-            refused = refused or error_line(error)
-            continue
-        findings.close(f"offloading of {name}, {call.label}", got, w, _BOUND)
-    return refused
-
-
-def _observe_other(
-    findings: Findings, subject: Subject, calls: list[_Call], name: str, plain: list[Tensor]
-) -> _Acts:
-    """A hook on a module that is no linear map does what a module around it does."""
-    seen: list[Any] = []
-    spied = subject.copy()
-    spied.get_submodule(name).register_forward_hook(lambda module, args, y: seen.append(y))
-    _outputs(spied, calls)
-    if any(not isinstance(y, Tensor) or y.ndim == 0 for y in seen):
-        return _Acts(seen=False)
-    if not seen:
-        return _Acts(_observe_unused(findings, subject, calls, name, plain))
-    hooked, wrapped = subject.copy(), subject.copy()
-    scale = _scale(seen[0].shape[-1], seen[0])
-    hooked.get_submodule(name).register_forward_hook(lambda module, args, y: y * scale)
-    _replace(wrapped, name, lambda module: ScaledAlike(module, scale))
-    for number, (call, p) in enumerate(zip(calls, plain, strict=True)):
-        seen.clear()
-        call.run(spied)
-        if seen:
-            got, want = call.run(hooked), call.run(wrapped)
-            findings.close(f"a hook on {name}, {call.label}", got, want, _BOUND)
-            change = deviation(got, p)
-            what = f"change of the output by a hook on {name}, {call.label}"
-            findings.at_least(what, change, _LEAST_CHANGE)
-        else:
-            _observe_unused(findings, subject, [call], name, plain[number : number + 1])
-    return _Acts(seen=True)
-
-
-def _observe_unused(
-    findings: Findings, subject: Subject, calls: list[_Call], name: str, plain: list[Tensor]
-) -> bool:
-    """Return whether outputs use the parameters of a module that is not called."""
-    layer, passed_by = subject.copy(), False
-    with torch.no_grad():
-        for value in layer.get_submodule(name).state_dict().values():
-            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
-                value.mul_(_scale(value.shape[-1], value))
-    for call, p in zip(calls, plain, strict=True):
-        if deviation(call.run(layer), p) >= _LEAST_CHANGE:
-            findings.at_least(f"calls of {name}, {call.label}", 0.0, 1.0)
-            passed_by = True
-    return passed_by
-
-
-def _scaled(parameter: Tensor, scale: Tensor) -> Tensor:
-    """Scale the rows of a weight, or the entries of a bias."""
-    return parameter * scale.view(-1, *[1] * (parameter.ndim - 1))
-
-
-def _replace(layer: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> None:
-    parent, _, child = name.rpartition(".")
-    owner = layer.get_submodule(parent)
-    owner.register_module(child, make(layer.get_submodule(name)))
-
-
-def _linear(layer: nn.Module, name: str) -> nn.Linear:
-    found = layer.get_submodule(name)
-    assert isinstance(found, nn.Linear)
-    return found
-
-
-def _scale(channels: int, like: nn.Module | Tensor) -> Tensor:
-    """A factor for each channel: of either sign, since maps may not see the size of a vector."""
-    tensor = like if isinstance(like, Tensor) else next(like.parameters())
-    generator = torch.Generator().manual_seed(SEED)
-    size = 0.5 + torch.rand(channels, generator=generator, dtype=torch.float32)
-    sign = torch.randint(2, (channels,), generator=generator) * 2 - 1
-    return (size * sign).to(tensor)

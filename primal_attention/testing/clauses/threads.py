@@ -6,12 +6,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier, BrokenBarrierError
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.testing.probes import GRADIENT_BOUND, OUTPUT_BOUND, SEED, gradients_of
+from primal_attention.testing.probes import (
+    GRADIENT_BOUND,
+    OUTPUT_BOUND,
+    SEED,
+    PassResult,
+    Probe,
+    compare_runs,
+)
 from primal_attention.testing.report import Findings, NotApplicable, deviation
 from primal_attention.testing.subject import Subject
 
@@ -20,18 +27,29 @@ _ROUNDS = 2
 _PAUSE = 5e-4  # seconds
 _MANY_TURNS = 1e-6  # seconds that a thread may go on while others wait
 
-Results = dict[str, Tensor]
-Wait = Callable[[], object]
-Work = Callable[[Wait], Results]
-"""Runs the module; calls the argument where all threads are to have come as far."""
+Served = tuple[PassResult, Tensor]
+"""Outputs and gradients, and outputs without gradients."""
 
 
-class _Request(NamedTuple):
-    """The request of one caller, with tokens, lengths and masks of its own."""
+class _Waiting(nn.Module):
+    """A layer that waits before it is called, and where it has an objective, before this is made.
 
-    x: Tensor
-    arguments: dict[str, Tensor]
-    cotangent: Tensor
+    The objective, which a training pass leaves on the layer, is added to the output.
+    """
+
+    def __init__(
+        self, layer: nn.Module, objective: Callable[[nn.Module], Tensor] | None, wait: Any
+    ) -> None:
+        super().__init__()
+        self.layer, self.objective, self.wait = layer, objective, wait
+
+    def forward(self, x: Tensor, **arguments: Tensor) -> Tensor:
+        self.wait()
+        y: Tensor = self.layer(x, **arguments)
+        if self.objective is None:
+            return y
+        self.wait()
+        return y + self.objective(self.layer)
 
 
 def threads(subject: Subject) -> Findings:
@@ -39,119 +57,82 @@ def threads(subject: Subject) -> Findings:
 
     So does training, where the module has an objective that is made of its last training pass.
     """
-    requests = [_request(subject, number) for number in range(_THREADS)]
     findings = subject.findings(f"{_THREADS} threads at once get what one thread gets")
     for layer in (subject.copy(), _pausing(subject.copy())):
-        serving = [_serving(subject, layer, request) for request in requests]
-        _demand_repeatable(serving[0])
-        _compare_at_once(findings, serving)
+        _compare_at_once(findings, subject, layer)
     if subject.objective is not None:
-        _compare_training(findings, subject, requests)
+        try:
+            _compare_at_once(findings, subject, subject.copy().train())
+        except NotApplicable as reason:
+            findings.detail += f"; training not compared ({reason})"
+        else:
+            findings.detail += ", the objective after a training pass too"
     return findings
 
 
-def _compare_training(findings: Findings, subject: Subject, requests: list[_Request]) -> None:
-    layer = subject.copy().train()
-    training = [_training(subject, layer, request) for request in requests]
-    try:
-        _demand_repeatable(training[0])
-    except NotApplicable as reason:
-        findings.detail += f"; training not compared ({reason})"
-        return
-    findings.detail += ", the objective after a training pass too"
-    _compare_at_once(findings, training)
+def _compare_at_once(findings: Findings, subject: Subject, layer: nn.Module) -> None:
+    requests = [_request(subject, layer, number) for number in range(_THREADS)]
+    _demand_repeatable(requests[0])
+    wanted = [_served(subject, request, _nothing) for request in requests]
+    barrier = Barrier(_THREADS)
 
-
-def _compare_at_once(findings: Findings, works: list[Work]) -> None:
-    wanted = [work(_nothing) for work in works]
-    barrier = Barrier(len(works))
-
-    def rounds(work: Work) -> list[Results]:
+    def rounds(request: Probe) -> list[Served]:
         try:
-            return [work(barrier.wait) for _ in range(_ROUNDS)]
+            return [_served(subject, request, barrier.wait) for _ in range(_ROUNDS)]
         except BaseException:
             barrier.abort()
             raise
 
-    with _many_turns(), ThreadPoolExecutor(len(works)) as pool:
-        waiting = [pool.submit(rounds, work) for work in works]
+    with _many_turns(), ThreadPoolExecutor(_THREADS) as pool:
+        waiting = [pool.submit(rounds, request) for request in requests]
     errors = [error for each in waiting if (error := each.exception()) is not None]
     for error in errors:
         if not isinstance(error, BrokenBarrierError):  # which is what the others see
             raise error
-    made = [each.result() for each in waiting]
-    for number, (want, results) in enumerate(zip(wanted, made, strict=True), 1):
-        for name, tensor in want.items():
-            worst = max(deviation(result[name], tensor) for result in results)
-            bound = OUTPUT_BOUND if name in ("outputs", "prefill") else GRADIENT_BOUND
-            findings.at_most(f"{name} of thread {number}", worst, bound * findings.rounding)
+    for number, (want, each) in enumerate(zip(wanted, waiting, strict=True), 1):
+        for run, output in each.result():
+            compare_runs(findings, f"thread {number}", run, want[0])
+            what = f"thread {number}: outputs without gradients"
+            findings.close(what, output, want[1], OUTPUT_BOUND)
 
 
-def _request(subject: Subject, number: int) -> _Request:
+def _request(subject: Subject, layer: nn.Module, number: int) -> Probe:
+    """The request of one caller, with tokens, lengths and masks of its own."""
     batch, length = 1 + number % 3, 5 + 2 * number
     x = subject.tokens(batch, length, seed=number)
-    arguments = {}
+    probe = Probe(layer, x, subject.tokens(batch, length, seed=100 + number))
     if number % 2:
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        mask = probe.real
         mask[:, :: number + 1] = False
-        arguments["token_mask"] = mask
+        probe = probe._replace(token_mask=mask)
     if subject.takes_context and number % 4 > 1:
-        arguments["context"] = subject.tokens(batch, 4 + number, seed=-number)
-    return _Request(x, arguments, subject.tokens(batch, length, seed=100 + number))
+        probe = probe._replace(context=subject.tokens(batch, 4 + number, seed=-number))
+    return probe
 
 
-def _serving(subject: Subject, layer: Any, request: _Request) -> Work:
-    """Outputs and gradients in eval mode, and of a causal module those that follow a state."""
-    x, arguments, cotangent = request
-    decodes = subject.causal and hasattr(layer, "prefill") and hasattr(layer, "step")
-
-    def work(wait: Wait) -> Results:
+def _served(subject: Subject, request: Probe, wait: Callable[[], object]) -> Served:
+    """Serve a request, and those of a causal module also by the state after most of its tokens."""
+    layer: Any = request.layer
+    objective = subject.objective if layer.training else None
+    run = request._replace(layer=_Waiting(layer, objective, wait)).run()
+    if layer.training:
+        return run, run.output
+    with torch.no_grad():
         wait()
-        with torch.no_grad():
-            made = {"outputs": layer(x, **arguments)}
-            if decodes:
-                y, state = layer.prefill(x[:, :-1])
-                y_t, _ = layer.step(x[:, -1], state)
-                made["prefill"] = torch.cat([y, y_t[:, None]], dim=1)
-        return made | _gradients(layer, x, lambda x: (layer(x, **arguments) * cotangent).sum())
-
-    return work
+        output = request.output()
+        if subject.causal and hasattr(layer, "prefill") and hasattr(layer, "step"):
+            y, state = layer.prefill(request.x[:, :-1])
+            y_t, _ = layer.step(request.x[:, -1], state)
+            output = torch.cat([output, y, y_t[:, None]], dim=1)
+    return run, output
 
 
-def _training(subject: Subject, layer: nn.Module, request: _Request) -> Work:
-    x, arguments, cotangent = request
-    objective = subject.objective
-    assert objective is not None
-
-    def work(wait: Wait) -> Results:
-        def loss(x: Tensor) -> Tensor:
-            task: Tensor = (layer(x, **arguments) * cotangent).sum()
-            wait()
-            values.append(objective(layer))
-            return task + values[0]
-
-        values: list[Tensor] = []
-        made = _gradients(layer, x, loss)
-        return made | {"objective": values[0].detach()}
-
-    return work
-
-
-def _gradients(layer: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Results:
-    x = x.detach().clone().requires_grad_()
-    leaves = {"x": x} | {name: p for name, p in layer.named_parameters() if p.requires_grad}
-    with torch.enable_grad():
-        made = gradients_of(loss(x), leaves)
-    return {f"gradient of {name}": d for name, d in made.items()}
-
-
-def _demand_repeatable(work: Work) -> None:
+def _demand_repeatable(request: Probe) -> None:
     """Threads share the random number generator: what draws from it cannot be compared."""
-    torch.manual_seed(SEED)
-    first = work(_nothing)
+    first = request.output()
     torch.manual_seed(SEED + 1)
-    again = work(_nothing)
-    if any(deviation(again[name], tensor) > GRADIENT_BOUND for name, tensor in first.items()):
+    again = request.layer(request.x)
+    if deviation(again, first) > GRADIENT_BOUND:
         raise NotApplicable("random numbers are drawn in each call, which threads would share")
 
 
