@@ -54,7 +54,6 @@ from primal_attention.tasks import (  # noqa: E402
     uea_task,
 )
 from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask  # noqa: E402
-from primal_attention.tasks.lra.pathfinder_files import read_pathfinder  # noqa: E402
 from primal_attention.tasks.lra.texts import read_retrieval_imdb  # noqa: E402
 from primal_attention.tasks.offline_rl import RL  # noqa: E402
 from primal_attention.training import Recipe  # noqa: E402
@@ -128,12 +127,6 @@ def _pairs_of_films(folder: Path) -> object:
 def _cifar_grey(folder: Path) -> None:
     x, y = np.zeros((20, 32, 32), np.uint8), np.arange(20) % 10
     np.savez(folder / "cifar10_grey.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-
-
-def _pathfinder(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    drawn = [rng.integers(256, size=(32, 32), dtype=np.uint8) for _ in range(20)]
-    toy_files.write_pathfinder(folder, drawn, [i % 2 for i in range(20)])
 
 
 def _tiny_imagenet(folder: Path) -> None:
@@ -229,12 +222,6 @@ READERS: dict[str, Reader] = {
         lambda folder: lra_task("image", folder=folder),
     ),
     "cifar, grey": Reader(_cifar_grey, lambda folder: lra_task("image", folder=folder)),
-    "pathfinder, images": Reader(
-        _pathfinder, lambda folder: read_pathfinder("pathfinder", folder), "*.png"
-    ),
-    "pathfinder, lists": Reader(
-        _pathfinder, lambda folder: read_pathfinder("pathfinder", folder), "*.npy"
-    ),
     "text": Reader(
         lambda folder: write_text(folder / "wikitext-2"),
         lambda folder: language_task("wikitext-2", folder=folder, num_tokens=16),

@@ -12,7 +12,6 @@ from PIL import Image
 from primal_attention.tasks import images_task, load_uea, lra_task, series_task
 from primal_attention.tasks.images import find_images
 from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask
-from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
 from primal_attention.tasks.offline_rl import load_rl
 from primal_attention.tasks.series import LabelledSeries
 
@@ -157,28 +156,12 @@ def test_lists_name_nothing_outside_of_their_folders(tmp_path, name):
     assert find_images("toy", tmp_path) == folder
 
 
-@pytest.mark.parametrize("name", ["../..", "/etc", "imgs/.."])
-def test_lists_of_pathfinder_name_nothing_outside_of_their_folder(tmp_path, name):
-    (tmp_path / "metadata").mkdir()
-    (tmp_path / "metadata" / "0.npy").write_text(f"{name} passwd 0 1\n")
-    with pytest.raises(ValueError, match=r"0\.npy, line 1: .*is outside of the folder"):
-        read_pathfinder("pathfinder", tmp_path)
-
-
 def test_lists_that_name_what_is_missing_are_named(tmp_path):
     folder = write_pictures(tmp_path / "toy", (2, 1))
     lines = "000.png birds\n000.png cats\n000.png dogs\n"
     (folder / "val" / "val_annotations.txt").write_text(lines)
     with pytest.raises(ValueError, match=r"annotations\.txt names the picture '000\.png'.*anew"):
         read_pictures(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["sample_9.png", "a" * 5000])
-def test_lists_of_pathfinder_that_name_what_is_missing_are_named(tmp_path, name):
-    (tmp_path / "metadata").mkdir()
-    (tmp_path / "metadata" / "0.npy").write_text(f"imgs/0 {name} 9 1\n")
-    with pytest.raises(ValueError, match=r"0\.npy, line 1: the image cannot be read .*anew$"):
-        read_pathfinder("pathfinder", tmp_path)
 
 
 def test_lists_that_are_no_text_are_named(tmp_path):

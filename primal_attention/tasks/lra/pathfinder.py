@@ -14,12 +14,15 @@ drawn once for every direction, and a snake is grown by looking things up.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from primal_attention.tasks.lra.chunks import InChunks
+from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -32,6 +35,8 @@ PADDLE_TRIALS = 3
 DISTRACTOR_TRIALS = 5
 FREE_FOR_SEED = 0.7  # ground is free for a seed from this on
 LEAST_FREE = 0.01  # of the image, for another distractor
+SIZES = PartSizes(160_000, 20_000, 20_000)
+CHUNK = 500
 
 
 @dataclass(frozen=True)
@@ -348,6 +353,24 @@ def draw_images(
         scene = draw_scene(settings, seed, chunk * num + row)
         tokens[row], labels[row] = scene.image.ravel(), scene.label
     return tokens, labels
+
+
+def generate_pathfinder(
+    name: str, in_chunks: InChunks, *, sizes: PartSizes = SIZES, seed: int = 0
+) -> PreparedTask:
+    """Generate images of ``PATHFINDERS[name]``.
+
+    Args:
+        name: Of the task.
+        in_chunks: Runs the work; see ``made_in_chunks``.
+        sizes: Of the parts.
+        seed: Of the images.
+    """
+    settings = PATHFINDERS[name]
+    make = partial(draw_images, settings, seed, num=CHUNK)
+    tokens, labels = in_chunks(make, sum(sizes), CHUNK)
+    facts = {"made by": "generate_pathfinder", "seed": seed, "settings": asdict(settings)}
+    return PreparedTask(name, sizes, tokens, labels, facts=facts)
 
 
 def _empty(settings: PathfinderSettings, margin: int, table: Paddles) -> Floats:

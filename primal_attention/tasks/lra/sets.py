@@ -17,9 +17,9 @@ import numpy as np
 
 from primal_attention.array_files import ArrayFile
 from primal_attention.tasks import reviews
-from primal_attention.tasks.lra import cifar, listops, pathfinder_files, texts
+from primal_attention.tasks.lra import cifar, listops, texts
 from primal_attention.tasks.lra.chunks import made_in_chunks
-from primal_attention.tasks.lra.pathfinder import PATHFINDERS
+from primal_attention.tasks.lra.pathfinder import PATHFINDERS, generate_pathfinder
 from primal_attention.tasks.lra.prepared import PartSizes, PreparedTask
 from primal_attention.tasks.prepared import PreparedSets, data_folders
 
@@ -34,20 +34,7 @@ class CaseSource:
     places: tuple[str, ...]  # in the folder: the distribution, by the names it may have
     probe: str  # what is in it, to know it by
     origin: str  # where to get it
-    read: Callable[..., PreparedTask]  # of its place, and of a seed where it draws
-    generate: Callable[..., PreparedTask] | None = None
-    draws: bool = False  # whether reading draws at random
-
-
-def _pathfinder(name: str) -> CaseSource:
-    return CaseSource(
-        (pathfinder_files.released_folder(name),),
-        "metadata",
-        RELEASE,
-        partial(pathfinder_files.read_pathfinder, name),
-        partial(pathfinder_files.generate_pathfinder, name),
-        draws=True,
-    )
+    read: Callable[[Path], PreparedTask]
 
 
 _PICTURES = (cifar.BINARY, cifar.GREY, f"cifar10/{cifar.GREY}")
@@ -58,17 +45,19 @@ SOURCES: dict[str, CaseSource] = {
         listops.FILES[0],
         RELEASE,
         listops.read_listops,
-        listops.generate_listops,
     ),
     "text": CaseSource(_REVIEWS, "train/pos", reviews.ORIGIN, texts.read_text),
     "retrieval": CaseSource(("tsv_data", "."), texts.PAIR_FILES[0], RELEASE, texts.read_retrieval),
     "retrieval-imdb": CaseSource(
-        _REVIEWS, reviews.FILMS, reviews.ORIGIN, texts.read_retrieval_imdb, draws=True
+        _REVIEWS, reviews.FILMS, reviews.ORIGIN, texts.read_retrieval_imdb
     ),
     "image": CaseSource(_PICTURES, "", CIFAR, cifar.read_image),
-    **{name: _pathfinder(name) for name in PATHFINDERS},
 }
-LRA_TASKS = tuple(SOURCES)
+GENERATORS: dict[str, Callable[..., PreparedTask]] = {
+    "listops": listops.generate_listops,
+    **{name: partial(generate_pathfinder, name) for name in PATHFINDERS},
+}
+LRA_TASKS = (*SOURCES, *PATHFINDERS)
 
 
 class Arena(PreparedSets[PreparedTask]):
@@ -96,25 +85,26 @@ class Arena(PreparedSets[PreparedTask]):
             folder: Where its files are, as for ``load_lra``; a prepared file there is not read.
             out: Where to write; the folder by default.
             sizes: Cases of the parts, of what is generated; by default those of the benchmark.
-            seed: Of what is drawn at random.
+            seed: Of what is generated.
             workers: Processes to generate with.
         """
         self._check_name(name)
-        source, place = SOURCES[name], self._find_files(name, folder)
-        path = self.target(name, folder, out)
+        path, place = self.target(name, folder, out), self._find_files(name, folder)
         if place is not None:
             if sizes is not None:
                 raise ValueError(f"sizes: {name!r} is read from {place} as it is, got {sizes}")
-            self.write(path, source.read(place, **({"seed": seed} if source.draws else {})))
-        elif source.generate is not None:
+            self.write(path, self._read_files(name, place))
+        elif name in GENERATORS:
             options = {} if sizes is None else {"sizes": PartSizes(*sizes)}
             run = partial(made_in_chunks, workers=workers)
-            self.write(path, source.generate(run, seed=seed, **options))
+            self.write(path, GENERATORS[name](run, seed=seed, **options))
         else:
             raise FileNotFoundError(self._advice(name, folder))
         return path
 
     def _find_files(self, name: str, folder: Path | None) -> Path | None:
+        if name not in SOURCES:
+            return None
         source = SOURCES[name]
         roots = [
             root / release
@@ -161,12 +151,14 @@ class Arena(PreparedSets[PreparedTask]):
         return found
 
     def _advice(self, name: str, folder: Path | None) -> str:
-        source, folder = SOURCES[name], data_folders(self.domain, folder)[0]
-        expected = " or ".join(str(Path(place) / source.probe) for place in source.places)
-        message = f"{name}: no data in {folder}. Put {expected} there, from {source.origin}"
-        if source.generate is not None:
-            return f"{message}; or generate it with prepare_lra({name!r}, out={str(folder)!r})"
-        return message + ("; or take 'retrieval-imdb'" if name == "retrieval" else "")
+        folder, ways = data_folders(self.domain, folder)[0], []
+        if source := SOURCES.get(name):
+            expected = " or ".join(str(Path(place) / source.probe) for place in source.places)
+            ways.append(f"put {expected} there, from {source.origin}")
+        if name in GENERATORS:
+            ways.append(f"generate it with prepare_lra({name!r}, out={str(folder)!r})")
+        ways += ["take 'retrieval-imdb'"] if name == "retrieval" else []
+        return f"{name}: no data in {folder}; {', or '.join(ways)}"
 
 
 LRA = Arena()

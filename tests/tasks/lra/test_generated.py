@@ -1,4 +1,4 @@
-"""Generated sets: the same bytes for any number of workers, and after an interruption."""
+"""Generated sets: the same bytes for any number of workers."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from primal_attention.tasks.lra import (
     LRA_TASKS,
     listops,
     load_lra,
-    pathfinder_files,
+    pathfinder,
     prepare_lra,
 )
 
@@ -16,7 +16,7 @@ SIZES = {"listops": (1301, 7, 5), "pathfinder-6": (41, 7, 5)}
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(pathfinder_files, "CHUNK", 20)
+    monkeypatch.setattr(pathfinder, "CHUNK", 20)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -43,7 +43,7 @@ def test_other_seed_other_bytes(tmp_path):
 
 def test_the_sizes_are_those_of_the_arena():
     assert listops.SIZES == (96_000, 2_000, 2_000)
-    assert pathfinder_files.SIZES == (160_000, 20_000, 20_000)
+    assert pathfinder.SIZES == (160_000, 20_000, 20_000)
     assert "pathfinder128" in LRA_TASKS
 
 

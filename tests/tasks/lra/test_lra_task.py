@@ -110,7 +110,7 @@ def test_the_folder_may_come_from_the_environment(folder, monkeypatch):
     ("name", "messages"),
     [
         ("listops", ["basic_train.tsv", "lra_release", "prepare_lra('listops', out="]),
-        ("pathfinder", ["pathfinder32/curv_contour_length_14", "prepare_lra('pathfinder'"]),
+        ("pathfinder", ["generate it with prepare_lra('pathfinder'"]),
         ("text", ["aclImdb", "ai.stanford.edu"]),
         ("retrieval", ["new_aan_pairs.train.tsv", "or take 'retrieval-imdb'"]),
         ("image", ["cifar-10-batches-bin", "cs.toronto.edu"]),

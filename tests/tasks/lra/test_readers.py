@@ -4,7 +4,6 @@ import pytest
 from primal_attention.tasks.lra import load_lra
 from primal_attention.tasks.lra.cifar import grey, read_image
 from primal_attention.tasks.lra.listops import read_listops
-from primal_attention.tasks.lra.pathfinder_files import read_pathfinder
 from primal_attention.tasks.lra.texts import byte_tokens, read_retrieval, read_text
 
 from .toy_files import (
@@ -13,7 +12,6 @@ from .toy_files import (
     write_cifar_binary,
     write_imdb,
     write_listops,
-    write_pathfinder,
 )
 
 
@@ -185,50 +183,3 @@ def test_a_damaged_grey_array_is_named(tmp_path):
     np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
     with pytest.raises(ValueError, match="uint8"):
         read_image(path)
-
-
-# Pathfinder
-
-
-@pytest.fixture
-def images():
-    rng = np.random.default_rng(1)
-    return [rng.integers(256, size=(32, 32), dtype=np.uint8) for _ in range(20)]
-
-
-def test_pathfinder_images_and_labels_stay_together(tmp_path, images):
-    labels = [i % 2 for i in range(20)]
-    for i in range(20):
-        images[i][0, 0] = i
-    write_pathfinder(tmp_path, images, labels)
-    prepared = read_pathfinder("pathfinder", tmp_path, seed=3)
-    assert prepared.sizes == (16, 2, 2)
-    order = prepared.tokens[:, 0].tolist()
-    assert sorted(order) == list(range(20)) and order != list(range(20))
-    for i, row, target in zip(order, prepared.tokens, prepared.targets, strict=True):
-        assert row.tobytes() == images[i].tobytes() and target == labels[i]
-    again, other = (read_pathfinder("pathfinder", tmp_path, seed=seed) for seed in (3, 4))
-    assert again.checksum() == prepared.checksum() != other.checksum()
-
-
-def test_empty_images_are_left_out(tmp_path, images):
-    images[3] = images[11] = None
-    write_pathfinder(tmp_path, images, [0] * 20)
-    assert sum(read_pathfinder("pathfinder", tmp_path).sizes) == 18
-
-
-@pytest.mark.parametrize("damage", ["cut", "size", "label", "binary", "no lists"])
-def test_damaged_pathfinder_files_are_named(tmp_path, images, damage):
-    if damage == "size":
-        images[2] = images[2][:16]
-    write_pathfinder(tmp_path, images, [0, 2] * 10 if damage == "label" else [0] * 20)
-    image, lists = tmp_path / "imgs" / "0" / "sample_2.png", tmp_path / "metadata"
-    named = {"cut": "sample_2", "size": "sample_2", "label": "0.npy, line 2", "binary": "0.npy"}
-    if damage == "cut":
-        image.write_bytes(image.read_bytes()[:-40])
-    if damage == "binary":
-        (lists / "0.npy").write_bytes(b"\x80\xff")
-    if damage == "no lists":
-        [path.unlink() for path in lists.iterdir()]
-    with pytest.raises((ValueError, FileNotFoundError), match=named.get(damage, "metadata")):
-        read_pathfinder("pathfinder", tmp_path)

@@ -1,9 +1,6 @@
 """Tiny files in the layouts that the data sets of the arena are handed out in."""
 
-import io
-
 import numpy as np
-from PIL import Image
 
 
 def write_imdb(folder, films_by_part, *, unsup=False):
@@ -57,25 +54,3 @@ def write_cifar_binary(folder, batches):
     for name, (data, labels) in zip(BATCHES, batches, strict=True):
         rows = np.concatenate([labels[:, None].astype(np.uint8), data], axis=1)
         (folder / f"{name}.bin").write_bytes(rows.tobytes())
-
-
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return file.getvalue()
-
-
-def write_pathfinder(folder, images, labels):
-    """Two batches of images; an image that is None is an empty file."""
-    (folder / "metadata").mkdir(parents=True)
-    half = len(images) // 2
-    for batch, indices in enumerate([range(half), range(half, len(images))]):
-        place = folder / "imgs" / str(batch)
-        place.mkdir(parents=True)
-        rows = []
-        for i in indices:
-            content = b"" if images[i] is None else png(images[i])
-            (place / f"sample_{i}.png").write_bytes(content)
-            rows.append([f"imgs/{batch}", f"sample_{i}.png", str(i), str(labels[i]), "1.0", "14"])
-        text = "".join(" ".join(row) + "\n" for row in rows)
-        (folder / "metadata" / f"{batch}.npy").write_text(text)
