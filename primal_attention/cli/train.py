@@ -17,6 +17,7 @@ from primal_attention.atomic_files import UnreadableFileError
 from primal_attention.cli import arguments
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
 from primal_attention.training.checkpoint import BEST, LAST
+from primal_attention.training.context import context_mesh
 from primal_attention.training.devices import LostPeerError, from_first, with_peers
 from primal_attention.training.results import add_rows, current_commit, read_rows, row_of
 from primal_attention.training.run_directory import RESULT, directory_of
@@ -39,6 +40,9 @@ def train(  # noqa: PLR0913 - each is an option of the command
     num_nodes: Annotated[
         int | None, typer.Option(help="Machines; default: 1, or those of torchrun.")
     ] = None,
+    context_parallel: Annotated[
+        int, typer.Option(min=1, help="Processes that share the tokens of each case.")
+    ] = 1,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     quiet: arguments.Quiet = False,
 ) -> None:
@@ -58,11 +62,21 @@ def train(  # noqa: PLR0913 - each is an option of the command
             num_nodes=num_nodes or int(os.environ.get("GROUP_WORLD_SIZE", "1")),
             strategy=strategy,
         )
+    with arguments.naming("--context-parallel"):
+        context = context_mesh(fabric, context_parallel)
     console = Console(stderr=True, quiet=quiet or not fabric.is_global_zero)
     console.print(_where(directory), highlight=False, soft_wrap=True)
     watcher = Watcher() if quiet else progress_bar(console)
     with resumable(directory, silent=not fabric.is_global_zero), with_peers(fabric):
-        outcome = train_in(directory, recipe, cases, fabric, watcher=watcher, save_every=save_every)
+        outcome = train_in(
+            directory,
+            recipe,
+            cases,
+            fabric,
+            watcher=watcher,
+            save_every=save_every,
+            context=context,
+        )
         row = [row_of(outcome, current_commit())]
         from_first(fabric, lambda: add_rows(out / RESULTS, row))
         if fabric.is_global_zero:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention.base.inputs import check_mask, zero_padding
+from primal_attention.attention.base.shards import Sharded
 from primal_attention.attention.base.validation import (
     check_choice,
     check_probabilities,
@@ -19,7 +20,7 @@ from primal_attention.precision import accumulation_dtype
 POOLINGS = ("mean", "class_token", "flatten", "padded_mean")
 
 
-class Tower(nn.Module):
+class Tower(Sharded):
     """An encoder between an embedding and a pooling: the features [B, F] of sequences.
 
     Args:
@@ -79,11 +80,28 @@ class Tower(nn.Module):
         y = self.encoder(x, token_mask=token_mask if self.mask_attention else None)
         if self.pooling == "class_token":
             return self._features(y[:, 0])
-        if self.pooling == "mean":
-            return self._features(_mean_over_tokens(y, token_mask))
-        if self.pooling == "padded_mean":
-            return self._features(zero_padding(y, token_mask).mean(1))
+        if self.pooling != "flatten":
+            return self._features(self._mean_over_tokens(y, token_mask))
         return self._flatten(self._features(F.gelu(y)), token_mask)
+
+    def _mean_over_tokens(self, y: Tensor, token_mask: Tensor | None) -> Tensor:
+        """The mean over the real tokens, zero for a sequence without any, or over all, [B, D]."""
+        if self.shard is None and token_mask is None:
+            return y.mean(1)
+        total = zero_padding(y, token_mask).sum(1, dtype=accumulation_dtype(y.dtype))
+        if token_mask is None or self.pooling == "padded_mean":
+            count = torch.full_like(total[:, :1], y.shape[1])
+        else:
+            count = token_mask.sum(1, keepdim=True).to(total.dtype)
+        if self.shard is not None:
+            total, count = self.shard.sum(total, count)
+        return (total / count.clamp(min=1)).to(y.dtype)
+
+    def needs_whole(self) -> str | None:
+        """Say why sequences cannot be sharded; None where they can."""
+        if self.pooling in ("mean", "padded_mean"):
+            return None
+        return f"pooling={self.pooling!r} reads outputs by their place; use pooling='mean'"
 
     def _flatten(self, y: Tensor, token_mask: Tensor | None) -> Tensor:
         assert self.num_tokens is not None
@@ -94,14 +112,6 @@ class Tower(nn.Module):
 
     def _features(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training and self.drop_features)
-
-
-def _mean_over_tokens(y: Tensor, token_mask: Tensor | None) -> Tensor:
-    """The mean over the real tokens, zero for a sequence without any, [B, D]."""
-    if token_mask is None:
-        return y.mean(1)
-    total = zero_padding(y, token_mask).sum(1, dtype=accumulation_dtype(y.dtype))
-    return (total / token_mask.sum(1, keepdim=True).clamp(min=1)).to(y.dtype)
 
 
 class SequenceClassifier(nn.Module):

@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from primal_attention.attention.base.shards import Sharded
 from primal_attention.attention.base.validation import check_sizes
 
 
-class Embedding(nn.Module):
+class Embedding(Sharded):
     """Tokens and their positions as vectors [B, N, D].
 
     Args:
@@ -46,6 +47,7 @@ class Embedding(nn.Module):
             )
         super().__init__()
         self.num_channels, self.scale = num_channels, math.sqrt(dim)
+        self.reads_neighbours = kernel_size > 1
         if vocab_size is not None:
             self.tokens: nn.Module = nn.Embedding(vocab_size, dim)
             nn.init.normal_(self.tokens.weight, std=0.02)
@@ -63,8 +65,17 @@ class Embedding(nn.Module):
             embedded = self.tokens(x.int() if x.element_size() < 4 else x)
         else:
             embedded = self.tokens(x) * self.scale
-        y: Tensor = embedded + self.positions[: x.shape[1]]
+        if self.shard is None:
+            positions = self.positions[: x.shape[1]]
+        else:
+            places = torch.arange(x.shape[1], device=x.device)
+            positions = self.positions[places + self.shard.before(places[-1] + 1)]
+        y: Tensor = embedded + positions
         return y
+
+    def needs_whole(self) -> str | None:
+        """Say why sequences cannot be sharded; None where they can."""
+        return "it reads neighbours, so kernel_size must be 1" if self.reads_neighbours else None
 
     def _check(self, x: Tensor) -> None:
         if self.num_channels is None:

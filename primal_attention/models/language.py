@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_attention.attention.base.inputs import check_mask
+from primal_attention.attention.base.inputs import Tokens, check_mask
+from primal_attention.attention.base.shards import Sharded
 from primal_attention.attention.base.validation import check_probabilities, check_sizes
 from primal_attention.models.embedding import check_symbols
 from primal_attention.models.encoder import Encoder
@@ -27,7 +28,7 @@ class State(NamedTuple):
     layers: tuple[Any, ...]  # one state of each attention
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Sharded):
     """Predicts each next token from those before it.
 
     Input and output share one table of vectors. Positions are sinusoids of the number of tokens
@@ -79,7 +80,9 @@ class LanguageModel(nn.Module):
         check_symbols("ids", ids)
         check_mask("token_mask", token_mask, ids)
         ids = ids if token_mask is None else torch.where(token_mask, ids, 0)
-        positions = token_counts(ids[:1] if token_mask is None else ids, token_mask, None) - 1
+        read = ids[:1] if token_mask is None else ids
+        before = None if self.shard is None else self.shard.num_before(Tokens(read, token_mask))
+        positions = token_counts(read, token_mask, before) - 1
         return self._logits(self.decoder(self._embed(ids, positions), token_mask=token_mask))
 
     def init_state(self, batch_size: int) -> State:

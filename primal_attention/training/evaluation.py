@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from primal_attention.distributed.context import shard_of
 from primal_attention.tasks import Cases, Goal
+from primal_attention.training.context import data_process, shard_batch
 from primal_attention.training.devices import mean_over_processes
 
 if TYPE_CHECKING:
@@ -29,20 +31,22 @@ def evaluate(model: Any, goal: Goal, cases: Cases, fabric: Fabric) -> Evaluation
     """Loss and metric of a model over all cases, shared out over the processes."""
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)
-    mine = torch.arange(fabric.global_rank, len(cases), fabric.world_size, device=fabric.device)
+    shard = shard_of(model)
+    process, processes = data_process(fabric, shard)
+    mine = torch.arange(process, len(cases), processes, device=fabric.device)
     size = _batch_size(cases)
-    batches = -(-len(cases) // (size * fabric.world_size))  # the same in every process
+    batches = -(-len(cases) // (size * processes))  # the same in every process
     for index in range(batches):
         # A sharded model needs every process in every pass, those without a case included.
         indices = mine[index * size : (index + 1) * size]
-        batch = cases[indices if len(indices) else mine.new_zeros(1)]
+        batch, share = shard_batch(cases[indices if len(indices) else mine.new_zeros(1)], shard)
         outputs = model(**batch.inputs)
         losses = goal.losses(outputs, batch.target)
         same = goal.scores is goal.losses
         scores = losses if same else goal.scores(outputs, batch.target)
         if len(indices):
             numbers = losses, scores, goal.weights(batch.target)
-            sums += torch.stack([each.double().sum() for each in numbers])
+            sums += share * torch.stack([each.double().sum() for each in numbers])
     loss, score, weight = mean_over_processes(fabric, sums).tolist()
     return Evaluation(loss / weight, goal.value(score / weight))
 

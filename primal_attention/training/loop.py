@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.atomic_files import fitting, remove_unfinished, write_rows
+from primal_attention.distributed import shard_context
 from primal_attention.state_dicts import check_fit
 from primal_attention.tasks import Cases, Task
 from primal_attention.training import sharded_state
@@ -48,6 +49,7 @@ from primal_attention.training.watchers import Watcher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+    from torch.distributed.device_mesh import DeviceMesh
 
 METRICS, REFIT = "metrics.csv", "refit"
 
@@ -84,11 +86,12 @@ def train_alone(
     directory: Path | None,
     watcher: Watcher | None,
     saving: Saving,
+    context: DeviceMesh | None = None,
 ) -> Outcome:
     """Train, with checkpoints in a directory that no other run writes to."""
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        run = Run(recipe, task, fabric, directory, watcher or Watcher(), saving)
+        run = Run(recipe, task, fabric, directory, watcher or Watcher(), saving, context)
         run.run()
         return run.outcome(run.refitted() if recipe.run.refit else run)
 
@@ -104,16 +107,19 @@ class Run:
         directory: Path | None,
         watcher: Watcher,
         saving: Saving,
+        context: DeviceMesh | None,
     ):
         check_precision(fabric, recipe.run.precision)
         _check_cases(task)
         self.recipe, self.fabric = recipe, fabric
         self.watcher = watcher if fabric.is_global_zero else Watcher()
-        self.directory, self.saving = directory, saving
+        self.directory, self.saving, self.context = directory, saving, context
         self.task = task.to(fabric.device)
         self.plan = BatchPlan.of(recipe, len(task.train))
         set_seed(recipe.run.seed, fabric.device)
         model = build_model(recipe, task.sizes)
+        if context is not None:  # gradients are averaged over all processes anyway
+            shard_context(model, context, average_gradients=False)
         if recipe.run.compile:
             torch.compiler.reset()  # models of before count against the limit of recompilations
             model.compile(dynamic=False)
@@ -150,7 +156,7 @@ class Run:
         recipe = _as_long_as(self.progress.rounds[self.progress.best], self.recipe)
         task = replace(self.task, train=self.task.train.joined(self.task.valid))
         directory = self.directory and self.directory / REFIT
-        run = Run(recipe, task, self.fabric, directory, self.watcher, self.saving)
+        run = Run(recipe, task, self.fabric, directory, self.watcher, self.saving, self.context)
         run.run()
         return run
 

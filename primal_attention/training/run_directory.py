@@ -32,6 +32,7 @@ from primal_attention.training.watchers import Watcher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+    from torch.distributed.device_mesh import DeviceMesh
 
 RECIPE, RESULT = "recipe.json", "result.json"
 
@@ -45,6 +46,7 @@ def train_in(
     watcher: Watcher | None = None,
     save_every: float = 30.0,
     until: float = math.inf,
+    context: DeviceMesh | None = None,
 ) -> Outcome:
     """Train a recipe in a directory: go on from the last checkpoint, or read the outcome.
 
@@ -56,6 +58,7 @@ def train_in(
         watcher: Is told how it goes.
         save_every: Least number of seconds between two checkpoints.
         until: The ``time.time()`` at which it has to stop. The round under way ends and is saved.
+        context: From ``context_mesh``: processes that share the tokens of each case.
 
     Raises:
         HeldError: Another process trains there.
@@ -67,7 +70,7 @@ def train_in(
         outcome = from_first(fabric, lambda: _begin(directory, recipe))
         if outcome is None:
             saving = Saving(save_every, until)
-            outcome = train_alone(recipe, task, fabric, directory, watcher, saving)
+            outcome = train_alone(recipe, task, fabric, directory, watcher, saving, context)
             text = _to_json(outcome)
             from_first(fabric, lambda: write_text(directory / RESULT, text))
     return outcome

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from primal_attention.distributed.context import shard_of
 from primal_attention.objectives import ksvd_loss, record_ksvd
 from primal_attention.tasks import Task
+from primal_attention.training.context import data_process, shard_batch
 from primal_attention.training.model_factory import uses_objective
 from primal_attention.training.recipe import Recipe
 
@@ -30,7 +32,7 @@ class Step:
     def __init__(self, recipe: Recipe, task: Task, fabric: Fabric, model: Any, optimizer: Any):
         self.recipe, self.task, self.fabric = recipe, task, fabric
         self.model, self.optimizer = model, optimizer
-        self.with_objective = uses_objective(recipe, model)
+        self.with_objective, self.shard = uses_objective(recipe, model), shard_of(model)
         replayed = can_replay(recipe, fabric) and task.train.resident
         self.update = Replayed(self._update) if replayed else self._update
         self.lr = torch.zeros((), device=fabric.device)
@@ -38,16 +40,18 @@ class Step:
     def __call__(self, indices: Tensor, lr: float) -> Tensor:
         """Train on the cases with those indices; returns task loss and objective, [2]."""
         self._set_lr(lr)
-        mine = indices[self.fabric.global_rank :: self.fabric.world_size]
+        process, processes = data_process(self.fabric, self.shard)
+        mine = indices[process::processes]
         # Processes average their gradients, so one with more cases has to count for more; one
         # without any takes part with a case that counts for nothing.
-        share = len(mine) * self.fabric.world_size / len(indices)
+        share = len(mine) * processes / len(indices)
         return self.update(mine if len(mine) else indices[:1], share)
 
     def _update(self, indices: Tensor, share: float) -> Tensor:
-        optim, batch = self.recipe.optim, self.task.train.drawn(indices)
+        optim = self.recipe.optim
+        batch, weight = shard_batch(self.task.train.drawn(indices), self.shard)
         with record_ksvd(self.model):
-            loss = self.task.goal.losses(self.model(**batch.inputs), batch.target).mean()
+            loss = self.task.goal.losses(self.model(**batch.inputs), batch.target).mean() * weight
         objective = loss.new_zeros(())
         if self.with_objective:
             objective = ksvd_loss(self.model, objective=optim.objective)

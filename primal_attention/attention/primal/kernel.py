@@ -6,7 +6,7 @@ S directions, M landmarks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -146,7 +146,9 @@ class Past(NamedTuple):
         return PrimalState(q_side, k_side, self.counts[:, -1, 0].to(self.total.dtype), key_sum)
 
 
-def kernel_sides(features: FeaturePair, here: Sides, there: Sides) -> tuple[Sides, Sides]:
+def kernel_sides(
+    features: FeaturePair, here: Sides, there: Sides, shard: Any = None
+) -> tuple[Sides, Sides]:
     """Apply the maps that are modules, with their normaliser; fixed maps are left to the ops."""
     crossing = there is not here
     here = _mapped(features, here)
@@ -154,6 +156,8 @@ def kernel_sides(features: FeaturePair, here: Sides, there: Sides) -> tuple[Side
     if not features.normalised:
         return here, there
     key_sum = zeroed(there.z[1], there.mask).sum(-2, keepdim=True)
+    if shard is not None:
+        (key_sum,) = shard.sum(key_sum)
     here = _normalised(here, key_sum)
     return here, _normalised(there, key_sum) if crossing else here
 

@@ -35,6 +35,7 @@ from primal_attention.attention.base.positions import (
     rotary_positions,
     rotated,
 )
+from primal_attention.attention.base.shards import Sharded
 from primal_attention.attention.base.validation import (
     check_choice,
     check_heads,
@@ -67,7 +68,7 @@ from primal_attention.ops.primal import (
 from primal_attention.precision import accumulate, accumulation_dtype, autocast_dtype
 
 
-class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
+class PrimalAttention(KSVDLayer, TimedLayer, Sharded, Decoding):
     r"""Self-attention as the singular value decomposition of its kernel, in the primal.
 
     $o_i = \mathrm{score\_proj}([e_i; r_i])$ with $e_i = W_{e|X}^\top \phi_q(x_i)$ and
@@ -242,6 +243,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
         """
         if cu_seqlens is not None:
             _check_alone(context=context, token_mask=token_mask, context_mask=context_mask)
+            self.check_whole("cu_seqlens")
             padding = padding_of(x, cu_seqlens, max_seqlen, self.dim)
             tokens = self._tokens(x.reshape(1, -1, self.dim), None)
             here = self._sides(tokens, padding)
@@ -251,7 +253,8 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
         check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
         tokens = self._tokens(x, token_mask)
         if context is None:
-            y = self._fused(tokens) if may_run_fused("layer", tokens.x) else None
+            whole = self.shard is None
+            y = self._fused(tokens) if whole and may_run_fused("layer", tokens.x) else None
             if y is not None:
                 return self._finished(y, tokens)
             here = there = self._sides(tokens)
@@ -289,6 +292,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
             x = padding.pack(x) if self.weights == "sampled" else q.flatten(-2)
             tokens = Tokens(x, padding.real())
         if self.rotary:
+            before = before if self.shard is None else self.shard.num_before(tokens)
             positions = rotary_positions(*tokens, before)
             q, k = rotated(q, positions), rotated(k, positions)
         h = None if h is None else h.permute(2, 3, 0, 1, 4)
@@ -310,12 +314,13 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
         """
         (here, tokens), (there, source) = of_tokens, of_source
         keep, past, landmarks = self.training and state is None, None, None
-        dual = self.weights == "dual"
+        dual, shard = self.weights == "dual", self.shard
         if self.causal:
+            state = state if shard is None else shard.state(self, here)
             here, past = causal_sides(self.features, here, state, static=not dual)
             there = here
         elif self.features.has_modules:
-            here, there = kernel_sides(self.features, here, there)
+            here, there = kernel_sides(self.features, here, there, shard)
         if dual and here.steps is None:
             alone = there is here
             here = with_features(here)
@@ -326,10 +331,13 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
             parameters = None if dual else torch.cat((self.w_e, self.w_r), -1)
             landmarks = self._landmarks(source)
             weights = weights_given_x(parameters, here, there, landmarks)
+            if dual and (self.score_norm or shard is not None):
+                counts = torch.stack((there.num_tokens(), here.num_tokens()))
+                if shard is not None:
+                    weights, counts = shard.mean(weights, counts)
             scores = primal_scores(here.z, weights, here.maps, here.mask)
             sums = KernelSums.of(here, there, scores, weights) if keep else None
             if dual and self.score_norm:  # e is a sum over the keys, r over the queries
-                counts = torch.stack((there.num_tokens(), here.num_tokens()))
                 scores = scores * counts[:, None, :, None, None]
         if sums is not None:
             trace = None  # of dual weights: that of the weights given X
@@ -344,14 +352,18 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
         r"""Sums $e_i = \sum_j \kappa(x_i, x_j) h_r(x_j)$ and r; causal means without a decay."""
         z, h, steps, maps, mask = here
         assert h is not None
-        before = None if state is None else state.sums()
+        before, later = None if state is None else state.sums(), None
+        if past is None and self.shard is not None:
+            before, later = self.shard.around(here)
         scores, total, _ = scan(z, h, maps, mask, before, steps=steps, future=past is None)
+        scores = scores if later is None else scores + later
         sums = KernelSums.of_scores(scores, h) if keep and steps is not None else None
         if past is None:
             return scores, sums, None
         counts = past.counts.clamp(min=1)
         if keep and steps is None:  # of the weights behind the last token
             weights = total.flip(0) / counts[:, -1:]
+            weights = weights if self.shard is None else self.shard.of_last(weights)
             sums = KernelSums.of(here, here, primal_scores(z, weights, maps, mask), weights)
         if steps is None and not self.score_norm:
             scores = scores / counts
@@ -360,12 +372,13 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
     def _landmarks(self, source: Tokens) -> Landmarks | None:
         if self.weights != "sampled":
             return None
+        dropout, jitter = self.landmark_dropout, self.landmark_jitter
+        dropout, jitter = (dropout, jitter) if self.training else (0.0, 0.0)
+        if self.shard is not None:
+            landmarks: Landmarks = self.shard.landmarks(source, self.num_landmarks, dropout, jitter)
+            return landmarks
         return choose_landmarks(
-            source.x,
-            self.num_landmarks,
-            token_mask=source.mask,
-            dropout=self.landmark_dropout if self.training else 0.0,
-            jitter=self.landmark_jitter if self.training else 0.0,
+            source.x, self.num_landmarks, token_mask=source.mask, dropout=dropout, jitter=jitter
         )
 
     def _record(
@@ -379,13 +392,17 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
     ) -> None:
         """Keep the statistics of a training pass."""
         alone, num_queries = source is tokens, tokens.num_real()
+        num_keys = num_queries if alone else source.num_real()
+        if self.shard is not None:
+            sums, num_queries, num_keys = self.shard.totals(sums, num_queries, num_keys)
+            alone = False
         statistics = KSVDStatistics(
             sums,
             landmarks,
             trace,
             lambda_diag,
             num_queries,
-            num_queries if alone else source.num_real(),
+            num_keys,
             averaged=self.weights == "dual" and self.decay is None,
             with_gradients=torch.is_grad_enabled(),
             half=tokens.x.dtype.itemsize == 2,
@@ -481,6 +498,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
     def _continued(
         self, x: Tensor, token_mask: Tensor | None, state: PrimalState
     ) -> tuple[Tensor, PrimalState]:
+        self.check_whole("prefill")
         w_e = self._parameters.get("w_e")
         if w_e is not None and w_e.is_meta and not x.is_meta:
             raise RuntimeError(
@@ -514,6 +532,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Decoding):
         weights are means over all tokens. What follows the projections is computed in ``dtype``,
         in at least float32 by default.
         """
+        self.check_whole("features_and_weights")
         check_inputs(self.dim, x, context, token_mask, context_mask, causal=self.causal)
         tokens = self._tokens(x, token_mask)
         here, source = self._sides(tokens)[0], tokens

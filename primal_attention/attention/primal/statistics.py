@@ -37,6 +37,7 @@ class KernelSums(NamedTuple):
     given_energies: Tensor | None = None
     given_grams: Pair | None = None
     trace: Tensor | None = None  # Tr(W_e^T W_r) = sum_i <h_e(x_i), e_i> where that is a sum, [B, H]
+    shard: Any = None  # a ContextShard, over which the Gram matrices are added up
 
     @classmethod
     def of(cls, here: Sides, there: Sides, scores: Tensor, weights: Tensor) -> KernelSums:
@@ -79,8 +80,10 @@ class KernelSums(NamedTuple):
         _ = self.weights
         if self.given_grams is not None:
             return Grams(*self.given_grams)
-        grams = [gram(each.z, each.maps, each.mask) for each in self.sides]
-        return Grams(*torch.cat(grams).transpose(1, 2))
+        grams = torch.cat([gram(each.z, each.maps, each.mask) for each in self.sides])
+        if self.shard is not None:
+            (grams,) = self.shard.sum(grams)
+        return Grams(*grams.transpose(1, 2))
 
     @property
     def energies(self) -> Tensor:

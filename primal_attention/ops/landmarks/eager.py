@@ -76,22 +76,38 @@ class IndexInputs(NamedTuple):
 def landmark_index(given: IndexInputs) -> Tensor:
     """Compute the position of each landmark, [B, M]; -1 where there is none."""
     x, token_mask, moves, drops, num_landmarks, jitter, dropout = given
-    num_tokens = None if token_mask is None else token_mask.sum(1)[:, None]
-    last = max(x.shape[1] - 1, 0) if num_tokens is None else (num_tokens - 1).clamp(min=0)
-    intervals = max(num_landmarks - 1, 1)
-    order = torch.arange(num_landmarks, device=x.device).expand(x.shape[0], num_landmarks)
-    index = order * last // intervals  # of the real tokens
-    if moves is not None:
-        offset = (2.0 * moves - 1.0) * jitter * (last / intervals)
-        index = (index + offset.round().long()).clamp(min=0).clamp(max=last)
-    if token_mask is not None and num_tokens is not None:
-        number = token_mask.cumsum(1) - 1  # of each real token, counted from 0
-        B, N = token_mask.shape
-        places = torch.arange(N, device=x.device).expand(B, N)
-        spare = torch.where(token_mask, number, N)  # padded tokens share one more place
-        token_at = places.new_zeros(B, N + 1).scatter(1, spare, places)
-        index = torch.where(num_tokens > 0, token_at.gather(1, index), -1)
+    num_tokens = x.shape[1] if token_mask is None else token_mask.sum(1)[:, None]
+    index = landmark_numbers(num_tokens, num_landmarks, moves, jitter, x.device)
+    index = index.expand(x.shape[0], num_landmarks)
+    if token_mask is not None:
+        index = torch.where(num_tokens > 0, real_token_at(token_mask, index), -1)
     return index if drops is None else torch.where(drops >= dropout, index, -1)
+
+
+def landmark_numbers(
+    num_tokens: Tensor | int,  # [B, 1], real ones
+    num_landmarks: int,
+    moves: Tensor | None,
+    jitter: float,
+    device: torch.device,
+) -> Tensor:
+    """Number each landmark among the real tokens, counted from 0; [B, M], or [M] for all."""
+    last = (num_tokens - 1).clamp(min=0) if isinstance(num_tokens, Tensor) else num_tokens - 1
+    intervals = max(num_landmarks - 1, 1)
+    numbers = torch.arange(num_landmarks, device=device) * last // intervals
+    if moves is None:
+        return numbers
+    offset = (2.0 * moves - 1.0) * jitter * (last / intervals)
+    return (numbers + offset.round().long()).clamp(min=0).clamp(max=last)
+
+
+def real_token_at(token_mask: Tensor, numbers: Tensor) -> Tensor:
+    """Return the places [B, M] of real tokens, in a mask [B, N], by their numbers."""
+    number = token_mask.cumsum(1) - 1  # of each real token, counted from 0
+    B, N = token_mask.shape
+    places = torch.arange(N, device=token_mask.device).expand(B, N)
+    spare = torch.where(token_mask, number, N)  # padded tokens share one more place
+    return places.new_zeros(B, N + 1).scatter(1, spare, places).gather(1, numbers)
 
 
 def sampled_weights(landmarks: Landmarks, parameters: Tensor) -> Tensor:

@@ -1,0 +1,8 @@
+"""Layers and models whose sequences are sharded over processes."""
+
+import pytest
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_shards_compute_what_one_process_does(together, size):
+    together("forms", size)
