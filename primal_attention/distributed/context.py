@@ -101,14 +101,23 @@ def split_tokens(tensor: Tensor, group: Group) -> Tensor:
     return tensor.tensor_split(group.size, 1)[group.rank]
 
 
-def join_tokens(shard: Tensor, group: Group) -> Tensor:
-    """Join the tokens [B, N, ...] of all processes, in each of them; undo ``split_tokens``."""
-    number = torch.tensor(shard.shape[1], device=shard.device)
-    lengths = collectives.gathered(number, group).tolist()
+def join_tokens(shard: Tensor, mesh: DeviceMesh, num_tokens: int | None = None) -> Tensor:
+    """Join the tokens [B, N, ...] of all processes, in each of them; undo ``context_inputs``.
+
+    Without the number of tokens of whole sequences the processes tell each other how many they
+    have, which synchronises.
+    """
+    group = group_of(mesh)
+    if num_tokens is None:
+        number = torch.tensor(shard.shape[1], device=shard.device)
+        lengths = collectives.gathered(number, group).tolist()
+    else:
+        lengths = [
+            num_tokens // group.size + (i < num_tokens % group.size) for i in range(group.size)
+        ]
     missing = max(lengths) - shard.shape[1]
-    rows = F.pad(shard, (*[0, 0] * (shard.ndim - 2), 0, missing))
-    parts = zip(collectives.gathered(rows, group), lengths, strict=True)
-    return torch.cat([part[:, :length] for part, length in parts], 1)
+    rows = collectives.gathered(F.pad(shard, (*[0, 0] * (shard.ndim - 2), 0, missing)), group)
+    return torch.cat([rows[i, :, :length] for i, length in enumerate(lengths)], 1)
 
 
 def _averaged(group: Group, gradient: Tensor) -> Tensor:

@@ -11,7 +11,15 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["primal_attention.distributed", "torch.distributed.fsdp"])
+PROCESSES.set_forkserver_preload(
+    [
+        "primal_attention.distributed",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.nn.parallel.distributed",
+        "transformers.models.bert.modeling_bert",
+    ]
+)
 LIMIT = 120
 
 

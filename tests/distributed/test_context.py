@@ -6,3 +6,7 @@ import pytest
 @pytest.mark.parametrize("size", [2, 4])
 def test_shards_compute_what_one_process_does(together, size):
     together("forms", size)
+
+
+def test_models_compute_what_one_process_does(together):
+    together("models", 2)

@@ -84,7 +84,7 @@ def results(layer, tokens, mask, mesh=None, lengths=None):
             pass
     mine, own_mask, own_cotangent, own_context = given
     y = layer(mine, own_context, token_mask=own_mask)
-    found = {"output": y if mesh is None else join_tokens(y, group_of(mesh))}
+    found = {"output": y if mesh is None else join_tokens(y, mesh)}
     loss = size * (y * own_cotangent).sum()
     for objective in OBJECTIVES:
         if layer.decay is None or objective != "explained_energy":
