@@ -21,6 +21,7 @@ from primal_attention.benchmarking.results import (
 )
 from primal_attention.benchmarking.targets import Verdict, commits, verdicts
 from primal_attention.cli.arguments import check_files, naming
+from primal_attention.distributed.costs import LENGTHS, cost_table
 from primal_attention.training.results import Row, current_commit
 
 _SHOWN = {  # columns of the terminal, and how wide they are
@@ -70,6 +71,9 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     results: Annotated[
         list[Path] | None, typer.Option(help="Check these files instead of measuring.")
     ] = None,
+    distributed: Annotated[
+        bool, typer.Option(help="Print messages and modelled times of sharded sequences.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Hold the rows against the targets.")
     ] = False,
@@ -79,6 +83,14 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     With --check it exits with 1 where a target is missed.
     """
     console = Console(highlight=False, soft_wrap=True)
+    if distributed:
+        one = [
+            (each or [default])[0] for each, default in ((dim, 512), (heads, 8), (directions, 32))
+        ]
+        with naming("--tokens, --dim, --heads or --directions"):
+            for line in cost_table(tokens or LENGTHS, *one):
+                console.print(line, markup=False)
+        return
     with naming("--preset, --mechanism or a size"):
         chosen = preset or ("headline" if torch.cuda.is_available() else "small")
         sizes = {"lengths": tokens, "total": total, "dim": dim, "heads": heads}

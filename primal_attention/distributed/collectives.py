@@ -15,7 +15,10 @@ _OPS: Any = torch.ops._c10d_functional
 
 
 class Group(NamedTuple):
-    """Processes that share sequences; by name, so that modules can be copied and pickled."""
+    """Processes that share sequences; by name, so that modules can be copied and pickled.
+
+    Without a name nothing is sent, and only shapes and counts mean something.
+    """
 
     name: str
     rank: int
@@ -55,9 +58,17 @@ def _call(kind: str, tensor: Tensor, group: Group, *options: Any) -> Tensor:
     if not torch.compiler.is_compiling():
         for messages in _COUNTS:
             messages.append(Message(kind, group.size, tensor.numel() * tensor.element_size()))
+    if not group.name:
+        return _unsent(kind, tensor, group)
     op = getattr(_OPS, _NAMES.get(kind, kind))
     result: Tensor = _OPS.wait_tensor(op(tensor.contiguous(), *options, group.name))
     return result
+
+
+def _unsent(kind: str, tensor: Tensor, group: Group) -> Tensor:
+    if kind == "all_gather":
+        return tensor.expand(group.size, *tensor.shape[1:])
+    return tensor[0] if kind == "reduce_scatter" else tensor.clone()
 
 
 _NAMES = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}

@@ -22,7 +22,7 @@ from primal_attention.attention.primal.kernel import PrimalState, causal_sides
 from primal_attention.attention.primal.statistics import KernelSums
 from primal_attention.distributed import collectives
 from primal_attention.distributed.collectives import Group
-from primal_attention.ops.landmarks import Landmarks, landmark_numbers, real_token_at
+from primal_attention.ops.landmarks.eager import Landmarks, landmark_numbers, real_token_at
 from primal_attention.ops.primal import Sides, moment, primal_scores, zeroed
 from primal_attention.precision import accumulate
 
@@ -180,7 +180,7 @@ def _apart(flat: Tensor, tensors: tuple[Tensor, ...]) -> list[Tensor]:
     """Undo :func:`_together`; leading axes of the message stay."""
     if len(tensors) == 1:
         return [flat]
-    pieces = flat.split([each.numel() for each in tensors], -1)
+    pieces = torch.split(flat, [each.numel() for each in tensors], -1)
     return [
         piece.reshape(*flat.shape[:-1], *each.shape).to(each.dtype)
         for piece, each in zip(pieces, tensors, strict=True)

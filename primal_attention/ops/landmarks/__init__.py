@@ -1,17 +1,5 @@
 """Landmarks: which tokens they are, and the weights that are sampled from them."""
 
-from primal_attention.ops.landmarks.eager import (
-    Landmarks,
-    choose_landmarks,
-    landmark_numbers,
-    real_token_at,
-    sampled_weights,
-)
+from primal_attention.ops.landmarks.eager import Landmarks, choose_landmarks, sampled_weights
 
-__all__ = [
-    "Landmarks",
-    "choose_landmarks",
-    "landmark_numbers",
-    "real_token_at",
-    "sampled_weights",
-]
+__all__ = ["Landmarks", "choose_landmarks", "sampled_weights"]

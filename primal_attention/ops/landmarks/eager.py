@@ -80,7 +80,8 @@ def landmark_index(given: IndexInputs) -> Tensor:
     index = landmark_numbers(num_tokens, num_landmarks, moves, jitter, x.device)
     index = index.expand(x.shape[0], num_landmarks)
     if token_mask is not None:
-        index = torch.where(num_tokens > 0, real_token_at(token_mask, index), -1)
+        some = token_mask.any(1, keepdim=True)
+        index = torch.where(some, real_token_at(token_mask, index), -1)
     return index if drops is None else torch.where(drops >= dropout, index, -1)
 
 

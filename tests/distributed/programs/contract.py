@@ -1,5 +1,7 @@
 """Hold sharded layers to the contract: torchrun --nproc_per_node 2 .../contract.py."""
 
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import distributed, nn
@@ -24,16 +26,14 @@ FORMS = (
 class WholeSequences(nn.Module):
     """A sharded layer that takes whole sequences, and gives whole outputs, in every process."""
 
-    contract_exemptions = {
-        "threads": "collectives of several threads have no order that all processes share",
-    }
-
     def __init__(self, layer):
         super().__init__()
         self.layer, self.dim = layer, layer.dim
+        reason = "collectives of several threads have no order that all processes share"
+        self.contract_exemptions = {"threads": reason}
         if layer.causal:
             reason = "it decodes by the prefill of the layer, which is no call that a hook sees"
-            self.contract_exemptions = {**self.contract_exemptions, "submodules": reason}
+            self.contract_exemptions["submodules"] = reason
 
     def forward(self, x, context=None, *, token_mask=None, context_mask=None):
         (mesh,) = MESH
@@ -76,7 +76,7 @@ def main():
         layer = PrimalAttention(8, 2, 3, samples_per_direction=2, **options)
         report = check_attention(WholeSequences(layer), causal=layer.causal)
         if distributed.get_rank() == 0:
-            print(options, report, sep="\n")
+            sys.stdout.write(f"{options}\n{report}\n")
     distributed.barrier()
     distributed.destroy_process_group()
 
