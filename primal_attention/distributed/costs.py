@@ -62,7 +62,7 @@ def layer_flops(layer: PrimalAttention) -> float:
         with FlopCounterMode(display=False) as counter:
             _step(layer, 2, 1, length)
         counts.append(counter.get_total_flops())
-    return (counts[1] - counts[0]) / 256
+    return float(counts[1] - counts[0]) / 256
 
 
 def cost_table(
@@ -121,4 +121,4 @@ def _step(layer: PrimalAttention, shards: int, batch: int, length: int) -> None:
     layer.shard = shard
     dtype = layer.out_proj.weight.dtype
     x = torch.randn(batch, length, layer.dim, dtype=dtype, device="meta", requires_grad=True)
-    (layer(x).square().mean() + ksvd_loss(layer)).backward()  # type: ignore[no-untyped-call]
+    (layer(x).square().mean() + ksvd_loss(layer)).backward()
