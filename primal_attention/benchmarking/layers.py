@@ -96,24 +96,6 @@ class WithObjective(nn.Module):
         return decoder
 
 
-def scores(q: Tensor, k: Tensor, w_e: Tensor, w_r: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the scores e and r [B, H, N, S] of queries and keys [B, H, N, C]."""
-    return F.normalize(q, dim=-1) @ w_e, F.normalize(k, dim=-1) @ w_r
-
-
-def heads_out(e: Tensor, r: Tensor, score_proj: nn.Linear) -> Tensor:
-    """Map both scores to the outputs of the heads, side by side, [B, N, D]."""
-    out: Tensor = score_proj(torch.cat([e, r], dim=-1)).transpose(1, 2).flatten(2)
-    return out
-
-
-def energy(score: Tensor, lambda_diag: Tensor) -> Tensor:
-    """Compute half the mean square of scores times Lambda, [B]."""
-    scaled = score @ torch.diag_embed(lambda_diag)
-    mean: Tensor = scaled.norm(dim=-1).square().mean(2).mean(1)
-    return mean / 2
-
-
 class ReleasedArithmetic(nn.Module):
     """The released layer, written out from its formulas, as the thing to beat.
 
@@ -158,12 +140,14 @@ class ReleasedArithmetic(nn.Module):
             index = torch.linspace(0, N - 1, self.num_landmarks).long().to(x.device)
             sampled = x[:, index].view(B, -1, H, D // H).permute(0, 2, 3, 1)  # [B, H, C, M]
             w_e, w_r = sampled @ w_e, sampled @ w_r
-        e, r = scores(q, k, w_e, w_r)
-        return self.out_proj(heads_out(e, r, self.score_proj)), e, r
+        e, r = F.normalize(q, dim=-1) @ w_e, F.normalize(k, dim=-1) @ w_r
+        heads = self.score_proj(torch.cat([e, r], dim=-1))
+        return self.out_proj(heads.transpose(1, 2).flatten(2)), e, r
 
     def objective(self, e: Tensor, r: Tensor) -> Tensor:
         """J^2 from the scores."""
-        energies = energy(e, self.lambda_diag) + energy(r, self.lambda_diag)
+        scaled = (score @ torch.diag_embed(self.lambda_diag) for score in (e, r))
+        energies = sum(each.norm(dim=-1).square().mean(2).mean(1) / 2 for each in scaled)
         trace = torch.diagonal(self.w_e.mT @ self.w_r, dim1=-2, dim2=-1).sum(-1).mean()
         squared: Tensor = (energies - trace).square()
         return squared.mean()

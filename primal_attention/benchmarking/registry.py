@@ -90,27 +90,20 @@ class Entry(NamedTuple):
         return TimedModule(module, x, (*inputs, *module.parameters()))
 
 
-def _projections(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
-    return layers.ProjectionFloor(x)
+def _softmax(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
+    return layers.PackedSoftmax(sizes.dim, sizes.heads, causal=entry.causal)
 
 
 def _primal(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
-    S, weights = sizes.directions, entry.weights
-    layer = PrimalAttention(sizes.dim, sizes.heads, S, weights=weights, causal=entry.causal)
+    shape = sizes.dim, sizes.heads, sizes.directions
+    if entry.mechanism == "primal_time":
+        return layers.WithObjective(PrimalTimeAttention(*shape, causal=entry.causal))
+    layer = PrimalAttention(*shape, weights=entry.weights, causal=entry.causal)
     return layers.WithObjective(layer)
-
-
-def _primal_time(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
-    S = sizes.directions
-    return layers.WithObjective(PrimalTimeAttention(sizes.dim, sizes.heads, S, causal=entry.causal))
 
 
 def _op(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
     return layers.OpAlone(x, sizes.heads, shared=entry.weights == "static")
-
-
-def _softmax(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
-    return layers.PackedSoftmax(sizes.dim, sizes.heads, causal=entry.causal)
 
 
 def _released(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
@@ -135,7 +128,7 @@ def _foreign(entry: Entry, sizes: LayerSizes, x: Tensor) -> nn.Module:
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry("projections", _projections),
+        Entry("projections", lambda entry, sizes, x: layers.ProjectionFloor(x)),
         Entry("softmax", _softmax),
         Entry("softmax", _softmax, causal=True),
         Entry("primal", _primal, "static"),
@@ -143,8 +136,8 @@ ENTRIES: dict[str, Entry] = {
         Entry("primal", _primal, "dual"),
         Entry("primal", _primal, "static", causal=True),
         Entry("primal", _primal, "dual", causal=True),
-        Entry("primal_time", _primal_time, "dual"),
-        Entry("primal_time", _primal_time, "dual", causal=True),
+        Entry("primal_time", _primal, "dual"),
+        Entry("primal_time", _primal, "dual", causal=True),
         Entry("primal_op", _op, "sampled", alone=True),
         Entry("primal_op", _op, "static", alone=True),
         Entry("released", _released, "sampled"),

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.atomic_files import REMEDY, UnreadableFileError, replacing
+from primal_attention.atomic_files import REMEDY, UnreadableFileError, fitting, replacing
 
 LAST, BEST = "last.safetensors", "best.safetensors"  # of a run directory
 FORMAT = "primal-attention 2"
 _WITHOUT_CHECKSUM = "primal-attention 1"
-_KEYS = {FORMAT: {"format", "facts", "sha256"}, _WITHOUT_CHECKSUM: {"format", "facts"}}
 
 
 class Checkpoint(NamedTuple):
@@ -63,22 +62,31 @@ def read_checkpoint(path: Path) -> Checkpoint:
         # Its header is compared with the size of the file before any memory is taken.
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            _check_format(path, metadata)
+            if metadata.get("format") not in (FORMAT, _WITHOUT_CHECKSUM):
+                raise UnreadableFileError(
+                    f"{path} was not written by this library: its format is "
+                    f"{metadata.get('format')!r}, expected {FORMAT!r}; {REMEDY}"
+                )
             # Tensors of an open file are its pages, which another process may change.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UnreadableFileError(
             f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
         ) from error
-    if metadata["format"] == _WITHOUT_CHECKSUM:
+    text = metadata.get("facts", "")
+    if metadata["format"] == _WITHOUT_CHECKSUM and "sha256" not in metadata:
         logging.getLogger(__name__).warning(
             "%s was written without a checksum, so damage in it goes unnoticed; "
             "write_checkpoint(path, *read_checkpoint(path)) adds one",
             path,
         )
-    elif metadata["sha256"] != _checksum(tensors, metadata["facts"]):
+    elif metadata.get("sha256") != _checksum(tensors, text):
         raise UnreadableFileError(f"{path} is damaged: its checksum is another; {REMEDY}")
-    return Checkpoint(tensors, _facts(path, metadata["facts"]))
+    with fitting(path, "a whole checkpoint"):
+        facts = json.loads(text)
+        if not isinstance(facts, dict):
+            raise ValueError(f"its facts are no object but {text:.40}")
+    return Checkpoint(tensors, facts)
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
@@ -88,25 +96,3 @@ def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
-    found = metadata.get("format")
-    if found not in _KEYS:
-        raise UnreadableFileError(
-            f"{path} was not written by this library: its format is {found!r}, expected "
-            f"{FORMAT!r}; {REMEDY}"
-        )
-    if metadata.keys() != _KEYS[found]:
-        keys = ", ".join(sorted(metadata))
-        raise UnreadableFileError(f"{path} is damaged: it says {keys} alone; {REMEDY}")
-
-
-def _facts(path: Path, text: str) -> dict[str, Any]:
-    try:
-        facts = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableFileError(f"{path} has damaged facts ({error}); {REMEDY}") from error
-    if not isinstance(facts, dict):
-        raise UnreadableFileError(f"{path} has damaged facts: they are no object; {REMEDY}")
-    return facts

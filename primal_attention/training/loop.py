@@ -207,13 +207,11 @@ class Run:
 
     def _is_best(self, found: Evaluation) -> bool:
         """Return whether the metric is better, or equal with a lower loss."""
-        if self.progress.best < 0:
-            return True
-        best = self.progress.rounds[self.progress.best]
-        value = best[f"valid_{self.task.goal.metric}"]
-        if found.value == value:
-            return found.loss < best["valid_loss"]
-        return (found.value > value) == self.task.goal.higher_is_better
+        goal, best = self.task.goal, self.progress.rounds[self.progress.best]
+        sign = 1 if goal.higher_is_better else -1
+        ours, theirs = (found.value, found.loss), (best[f"valid_{goal.metric}"], best["valid_loss"])
+        better = [(sign * value, -loss) for value, loss in (ours, theirs)]
+        return self.progress.best < 0 or better[0] > better[1]
 
     def _write_metrics(self) -> None:
         """Write exactly the rounds that are done; those of a killed run that were not saved go."""

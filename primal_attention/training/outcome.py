@@ -27,9 +27,8 @@ class Progress:
 
     def check(self) -> None:
         """Raise unless the numbers are numbers, and the best round, if any, is one of them."""
-        if self.best != -1:
-            _check_best(self.best, self.rounds)
-        _check_numbers(self.rounds, "epoch", "step", "valid_loss")
+        if self.rounds or self.best != -1:
+            _check_rounds(self.rounds, self.best, "valid_loss")
         if not isinstance(self.seconds, int | float):
             raise ValueError(f"seconds is {self.seconds!r}")
 
@@ -51,23 +50,19 @@ class Outcome:
 
     def check(self) -> None:
         """Raise unless the numbers are numbers, and the best round is one of the rounds."""
-        _check_best(self.best, self.rounds)
         losses = "train_loss", "objective", "valid_loss"
-        _check_numbers(self.rounds, "epoch", "step", *losses, f"valid_{self.metric}")
+        _check_rounds(self.rounds, self.best, *losses, f"valid_{self.metric}")
         for name in ("value", "valid", "seconds"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)!r}")
 
 
-def _check_best(best: int, rounds: Sequence[Entry]) -> None:
+def _check_rounds(rounds: Sequence[Entry], best: int, *names: str) -> None:
+    """Raise unless each round has these numbers and its place, and nothing but numbers."""
     if not 0 <= best < len(rounds):
         raise ValueError(f"round {best} of {len(rounds)} cannot be the best")
-
-
-def _check_numbers(rounds: Sequence[Entry], *names: str) -> None:
-    """Raise unless each round has these numbers, and nothing but numbers."""
     for index, entry in enumerate(rounds):
-        for name in dict.fromkeys((*names, *entry)):
+        for name in dict.fromkeys(("epoch", "step", *names, *entry)):
             if not isinstance(entry[name], int | float):
                 raise ValueError(f"{name} of round {index} is {entry[name]!r}")
 

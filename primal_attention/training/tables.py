@@ -8,7 +8,7 @@ of the named recipe with the settings of the cell; nothing else is mixed in.
 import itertools
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
@@ -34,13 +34,13 @@ class Expected:
     title: str
     domain: str
     metric: str
-    protocols: tuple[str, ...]
+    protocols: Sequence[str]
     column: str  # what the columns differ in: model, or a setting
     headings: Mapping[str, str]  # of each value of it
     keys: tuple[Key, ...]  # what the rows stand for, in order
     printed: Mapping[tuple[Key, str], float]  # of rows that the paper has
     model: str | None = None  # of all cells, where the columns are not models
-    free: frozenset[str] = frozenset()  # settings in which a cell may differ from the recipe
+    free: Collection[str] = ()  # settings in which a cell may differ from the recipe
     selection: str | None = None  # of the checkpoint, where a run has rows for several
 
 
@@ -48,28 +48,17 @@ def read_expected(path: Path) -> Expected:
     """Read the table of an ``expected.toml``."""
     try:
         values = tomllib.loads(path.read_text())
-        columns = [str(value) for value in values["columns"]]
+        columns = [str(value) for value in values.pop("columns")]
         keys = list[Key]()
         printed: dict[tuple[Key, str], float] = {}
-        for row in values["rows"]:
+        for row in values.pop("rows"):
             numbers = row.pop("paper", None)
             keys.append(tuple((name, str(value)) for name, value in row.items()))
             if numbers is not None:
                 printed |= {(keys[-1], each): n for each, n in zip(columns, numbers, strict=True)}
-        return Expected(
-            name=path.parent.name,
-            title=values["title"],
-            domain=values["domain"],
-            metric=values["metric"],
-            protocols=tuple(values["protocols"]),
-            column=values["column"],
-            headings=dict(zip(columns, values["headings"], strict=True)),
-            keys=tuple(keys),
-            printed=printed,
-            model=values.get("model"),
-            free=frozenset(values.get("free", ())),
-            selection=values.get("selection"),
-        )
+        values["headings"] = dict(zip(columns, values["headings"], strict=True))
+        values |= {"name": path.parent.name, "keys": tuple(keys), "printed": printed}
+        return Expected(**{e.name: values[e.name] for e in fields(Expected) if e.name in values})
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a table of expected numbers: {error!r}") from error
 
@@ -209,21 +198,6 @@ def other_schedules(table: Table) -> list[str]:
         if ran != whole:
             found.setdefault(f"{ran} of {whole} {unit}", {})[row["dataset"]] = None
     return [f"{schedule} ({', '.join(names)})" for schedule, names in found.items()]
-
-
-def why_left_out(expected: Expected, row: Row) -> str:
-    """Say how a run that is in no cell differs from the named recipe."""
-    datasets = {dict(key)["dataset"] for key in expected.keys}
-    if row["dataset"] not in datasets:
-        return f"{row['dataset']}: not in the table"
-    if expected.model not in (None, row["model"]) or row["model"] not in MODELS:
-        return f"{row['model']}: not in the table"
-    recipe = find_recipe(f"{expected.domain}/{row['dataset']}", row["model"], row["protocol"])
-    wanted = _as_dict(settings_of(recipe), row["model"], _SAME_MODEL)
-    found = _as_dict(row["settings"], row["model"], _SAME_MODEL)
-    names = sorted(wanted.keys() | found.keys())
-    changed = [f"{n}={found.get(n, 'default')}" for n in names if wanted.get(n) != found.get(n)]
-    return " ".join(changed)
 
 
 def _runs_of(

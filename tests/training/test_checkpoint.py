@@ -124,13 +124,13 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
     [
         (None, "was not written by this library: its format is None"),
         ({"format": "pt"}, "its format is 'pt', expected"),
-        ({"format": FORMAT}, "damaged: it says format alone"),
-        ({"format": FORMAT, "facts": "{}"}, "damaged: it says facts, format alone"),
+        ({"format": FORMAT}, "damaged: its checksum is another"),
+        ({"format": FORMAT, "facts": "{}"}, "damaged: its checksum is another"),
         ({"format": FORMAT, "facts": "{}", "sha256": "0" * 64}, "its checksum is another"),
-        ({"format": OLD, "facts": "{}", "sha256": "0" * 64}, "it says facts, format, sha256 alone"),
-        ({"format": OLD, "facts": "{"}, "damaged facts"),
-        ({"format": OLD, "facts": json.dumps([1])}, "damaged facts"),
-        ({"format": OLD, "facts": "[" * 100_000}, "damaged facts"),
+        ({"format": OLD, "facts": "{}", "sha256": "0" * 64}, "its checksum is another"),
+        ({"format": OLD, "facts": "{"}, "is not a whole checkpoint"),
+        ({"format": OLD, "facts": json.dumps([1])}, "is not a whole checkpoint"),
+        ({"format": OLD, "facts": "[" * 100_000}, "is not a whole checkpoint"),
     ],
 )
 def test_a_foreign_file_is_refused(tmp_path, metadata, told):
