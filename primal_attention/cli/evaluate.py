@@ -2,15 +2,14 @@
 
 import logging
 
-import numpy as np
 from rich.console import Console
 
 from primal_attention.cli import arguments
-from primal_attention.tasks import Cases, Encoding, SeriesEncoding, Task
+from primal_attention.tasks import Cases, Task
 from primal_attention.training import finish, launch
 from primal_attention.training.evaluation import Evaluation
 from primal_attention.training.evaluation import evaluate as evaluate_cases
-from primal_attention.training.model_factory import Trained, load_trained
+from primal_attention.training.model_factory import Trained, check_data, load_trained
 
 
 def evaluate(
@@ -26,7 +25,7 @@ def evaluate(
         trained = load_trained(checkpoint)
     task = arguments.load_task(trained.recipe, data)
     with arguments.naming("--data"):
-        _check_same_data(trained, task)
+        check_data(trained.facts, task)
     cases: Cases = getattr(task, split)
     found = _evaluated(trained, task, cases, accelerator)
     recipe = trained.recipe
@@ -34,25 +33,6 @@ def evaluate(
         f"{recipe.task}, {recipe.model.name}, {recipe.run.protocol} protocol, "
         f"seed {recipe.run.seed}: {split} {task.goal.metric} {found.value:.2f}, "
         f"loss {found.loss:.4f} ({len(cases)} cases)"
-    )
-
-
-def _check_same_data(trained: Trained, task: Task) -> None:
-    """Raise unless the data are those of the training: same classes, sizes and statistics."""
-    same = (trained.sizes, trained.labels) == (task.sizes, task.labels)
-    if not same or not _same_statistics(trained.encoding, task.encoding):
-        raise ValueError(
-            f"the data of {task.name} are not those that the model was trained on; give their "
-            "folder, or use primal predict for other cases"
-        )
-
-
-def _same_statistics(ours: SeriesEncoding | None, theirs: Encoding | None) -> bool:
-    if ours is None or not isinstance(theirs, SeriesEncoding):
-        return ours is theirs
-    return ours.num_tokens == theirs.num_tokens and all(
-        np.shape(a) == np.shape(b) and np.allclose(a, b)
-        for a, b in ((ours.mean, theirs.mean), (ours.std, theirs.std))
     )
 
 

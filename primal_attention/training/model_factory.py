@@ -1,6 +1,8 @@
 """Build the model of a recipe, new or trained."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from primal_attention.atomic_files import fitting
 from primal_attention.attention.primal.statistics import KSVDLayer
 from primal_attention.state_dicts import check_fit
-from primal_attention.tasks import SeriesEncoding, Sizes
+from primal_attention.tasks import SeriesEncoding, Sizes, Task
 from primal_attention.training.checkpoint import BEST, read_checkpoint
 from primal_attention.training.domains import DOMAINS, acts
 from primal_attention.training.domains.sequences import build_sequence_model
@@ -73,6 +75,7 @@ class Trained(NamedTuple):
     sizes: Sizes
     labels: tuple[str, ...]
     encoding: SeriesEncoding | None  # None where tokens are symbols
+    facts: Mapping[str, Any]  # as written beside the weights
 
 
 def load_trained(path: Path) -> Trained:
@@ -97,4 +100,26 @@ def load_trained(path: Path) -> Trained:
                 raise ValueError(f"series of {length} tokens, a model of {expected}")
         labels = tuple(map(str, facts["labels"]))
         model = trained_model(recipe, sizes, checkpoint.tensors)
-    return Trained(recipe, model, sizes, labels, encoding)
+    return Trained(recipe, model, sizes, labels, encoding, facts)
+
+
+def check_data(facts: Mapping[str, Any], task: Task) -> None:
+    """Raise unless data have the sizes, classes and statistics of those that were trained on."""
+    encoding = task.encoding.to_dict() if task.encoding else None
+    ours = {"sizes": asdict(task.sizes), "labels": task.labels, "encoding": encoding}
+    if not all(_same(value, facts[name]) for name, value in ours.items()):
+        raise ValueError(
+            f"the data of {task.name} are not those that the model was trained on; give the "
+            "folder of those"
+        )
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """Compare plain values, numbers up to rounding."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(_same(ours[k], theirs[k]) for k in ours)
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    if isinstance(ours, float) and isinstance(theirs, int | float):
+        return math.isclose(ours, theirs, rel_tol=1e-5, abs_tol=1e-8)
+    return bool(ours == theirs)

@@ -165,24 +165,17 @@ def fill(
     return Table(expected, shown or tuple(expected.headings), numbers, counted, left_out)
 
 
-def printed_number(expected: Expected, recipe: Recipe) -> float | None:
-    """Return the paper's number for a recipe, in a table whose columns are models.
-
-    None where the table is of something that training does not measure.
-    """
-    of_training = expected.selection is None
-    if (expected.domain, expected.column, of_training) != (recipe.domain, "model", True):
-        return None
-    return expected.printed.get(((("dataset", recipe.set_name),), recipe.model.name))
-
-
 def printed_in(suite: Path, recipe: Recipe) -> tuple[float, str] | None:
-    """Return the paper's number and the name of its table, where a folder of the suite has it."""
+    """Return the paper's number and the name of its table, where a folder of the suite has it.
+
+    Tables whose columns are no models, and those of what training does not measure, do not count.
+    """
+    cell = (("dataset", recipe.set_name),), recipe.model.name
     for path in sorted(suite.glob(f"**/{EXPECTED}")):
         expected = read_expected(path)
-        number = printed_number(expected, recipe)
-        if number is not None:
-            return number, expected.title.partition(":")[0]
+        of_training = (expected.domain, expected.column, expected.selection)
+        if of_training == (recipe.domain, "model", None) and cell in expected.printed:
+            return expected.printed[cell], expected.title.partition(":")[0]
     return None
 
 

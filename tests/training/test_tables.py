@@ -13,7 +13,7 @@ from primal_attention.training.tables import (
     fill,
     find_expected,
     other_schedules,
-    printed_number,
+    printed_in,
     read_expected,
 )
 
@@ -193,10 +193,10 @@ def test_rows_that_belong_elsewhere():
 
 
 def test_the_number_of_a_recipe():
-    assert printed_number(TABLE1, recipe("lr=0.5")) == 76.1
-    assert printed_number(TABLE1, recipe(model="softmax_bn")) is None
-    table6 = read_expected(find_expected("eta_s", REPRODUCTION))
-    assert printed_number(table6, recipe()) is None
+    assert printed_in(REPRODUCTION, recipe("lr=0.5")) == (76.1, "Table 1")
+    assert printed_in(REPRODUCTION, recipe(model="softmax_bn")) is None
+    returns = find_recipe("rl/hopper-medium", "primal_plus", "paper")
+    assert printed_in(REPRODUCTION, returns) is None  # training measures errors
 
 
 def test_mistakes_are_named(tmp_path):

@@ -3,12 +3,11 @@
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from primal_attention.atomic_files import fitting
 from primal_attention.tasks import CLASSIFICATION, Cases, Sizes, Task
 from primal_attention.training.checkpoint import BEST, read_checkpoint
 from primal_attention.training.domains import find_recipe, task_of
-from primal_attention.training.model_factory import trained_model
+from primal_attention.training.model_factory import check_data, trained_model
 from primal_attention.training.outcome import Outcome
 from primal_attention.training.recipe import Recipe
 from primal_attention.training.results import Row, current_commit, key_of, read_rows
@@ -156,7 +155,7 @@ def examine(run: FinishedRun, data: Path | None, cases: int, track: Track) -> Ru
         return RunFindings(reason, reason, reason)
     try:
         task = task_of(run.recipe, data)
-        _check_same_data(run, task)
+        check_data(run.facts, task)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         if data is not None:
             raise
@@ -201,23 +200,3 @@ def _portions(length: int, number: int) -> Sequence[Tensor]:
     number = min(number, length)
     indices = torch.arange(number) * length // number
     return torch.split(indices, _BATCH_SIZE)
-
-
-def _check_same_data(run: FinishedRun, task: Task) -> None:
-    """Check that sizes, classes and statistics of the data are those of the training."""
-    encoding = task.encoding.to_dict() if task.encoding else None
-    ours = asdict(task.sizes), list(task.labels), encoding
-    theirs = run.facts["sizes"], list(run.facts["labels"]), run.facts["encoding"]
-    if not _same(ours, theirs):
-        raise ValueError(f"the data of {task.name} are not those that the model was trained on")
-
-
-def _same(ours: Any, theirs: Any) -> bool:
-    """Compare plain values, numbers up to rounding."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(_same(ours[k], theirs[k]) for k in ours)
-    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
-        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
-    if isinstance(ours, float) and isinstance(theirs, int | float):
-        return bool(np.isclose(ours, theirs))
-    return bool(ours == theirs)
