@@ -15,7 +15,7 @@ from pathlib import Path
 from primal_attention.tasks.offline_rl import Trial, environment_of
 from primal_attention.training.checkpoint import BEST
 from primal_attention.training.results import Row, add_rows, current_commit, read_rows
-from primal_attention.training.rollouts import MORE, missing_rows, read_policies
+from primal_attention.training.rollouts import missing_rows, read_policies
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
         futures = [pool.submit(rows_of, place, *settings, rows, commit, device) for place in places]
         for future in as_completed(futures):
             for row in future.result():
-                add_rows(arguments.results, [row], more=MORE)
+                add_rows(arguments.results, [row])
                 print(" ".join(row[name] for name in TOLD), flush=True)
 
 

@@ -17,6 +17,7 @@ from primal_attention.training.run_directory import read_recipe
 
 TaskName = Annotated[str, typer.Argument(help="For instance uea/JapaneseVowels or lra/listops.")]
 Model = Annotated[str, typer.Option(help="primalformer, primal_plus, softmax, ...")]
+Protocol = Annotated[str, typer.Option(help="clean, or paper.")]
 Seed = Annotated[int, typer.Option(help="Of weights, order and split.")]
 Settings = Annotated[
     list[str] | None,

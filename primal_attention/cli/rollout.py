@@ -15,7 +15,7 @@ from primal_attention.tasks.offline_rl import MODES, Trial, environment_of
 from primal_attention.tasks.offline_rl.environments import VERSIONS, package
 from primal_attention.training.devices import launch
 from primal_attention.training.results import Row, add_rows, current_commit, read_rows
-from primal_attention.training.rollouts import MORE, Told, missing_rows, read_policies
+from primal_attention.training.rollouts import Told, missing_rows, read_policies
 
 
 def rollout(  # noqa: PLR0913 - each is an option of the command
@@ -63,7 +63,7 @@ def rollout(  # noqa: PLR0913 - each is an option of the command
             watching=watching,
             video=video,
         ):
-            add_rows(results, [row], more=MORE)
+            add_rows(results, [row])
             console.print(_told(row))
 
 

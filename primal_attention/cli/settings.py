@@ -1,18 +1,16 @@
 """`primal settings`: what `--set` can change, and the values of a recipe."""
 
-from typing import Annotated
-
 import typer
 
 from primal_attention.attention import options_of
-from primal_attention.cli.arguments import Model, TaskName, recipe_of
+from primal_attention.cli.arguments import Model, Protocol, TaskName, recipe_of
 from primal_attention.models.stacks import mechanism_of
 
 
 def settings(
     task: TaskName,
     model: Model = "primalformer",
-    protocol: Annotated[str, typer.Option(help="clean, or paper.")] = "clean",
+    protocol: Protocol = "clean",
 ) -> None:
     """List the settings of a recipe as key=value, ready for --set."""
     recipe = recipe_of(task, model, protocol, 0, ())

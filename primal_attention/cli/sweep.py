@@ -25,9 +25,7 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
         int, typer.Option(min=1, help="Of the whole study; a grid has no more than it has.")
     ] = _TRIALS,
     sampler: Annotated[str, typer.Option(help="grid (of the paper) or tpe.")] = "grid",
-    protocol: Annotated[
-        str, typer.Option(help="clean; paper selects on the test cases.")
-    ] = "clean",
+    protocol: arguments.Protocol = "clean",
     seed: arguments.Seed = 0,
     set_: arguments.Settings = None,
     study: Annotated[

@@ -27,7 +27,7 @@ from primal_attention.training.tables import RESULTS, printed_in
 def train(  # noqa: PLR0913 - each is an option of the command
     task: arguments.TaskName,
     model: arguments.Model,
-    protocol: Annotated[str, typer.Option(help="clean, or paper.")] = "clean",
+    protocol: arguments.Protocol = "clean",
     seed: arguments.Seed = 0,
     set_: arguments.Settings = None,
     out: arguments.Runs = Path("runs"),

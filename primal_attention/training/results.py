@@ -86,15 +86,11 @@ def read_rows(path: Path) -> list[Row]:
     return read_table(path, COLUMNS)[1] if path.exists() else []
 
 
-def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> None:
-    """Add rows to a results file; a row of the same run is replaced.
+def add_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows to a results file, which is made where there is none.
 
-    Columns that the file has beside ``COLUMNS`` stay.
-
-    Args:
-        path: Of the file, which is made where there is none.
-        rows: With all of ``COLUMNS``.
-        more: Columns that they have beside those.
+    A row of the same run is replaced. Columns that the file or the rows have beside ``COLUMNS``
+    come after those.
 
     Raises:
         HeldError: Another process has been writing to it for long.
@@ -105,8 +101,8 @@ def add_rows(path: Path, rows: Iterable[Row], *, more: Iterable[str] = ()) -> No
         before, known = read_table(path, COLUMNS) if path.exists() else ([], [])
         key = (*KEY, "selection")  # a run may have a row for each of its checkpoints
         merged = {tuple(row[name] for name in key): row for row in [*known, *rows]}
-        columns = dict.fromkeys((*COLUMNS, *before, *more))
         ordered = sorted(merged.values(), key=_order)
+        columns = dict.fromkeys((*COLUMNS, *before, *(name for row in ordered for name in row)))
         write_text(path, csv_text(columns, ordered))
 
 

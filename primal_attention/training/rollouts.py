@@ -26,8 +26,6 @@ from primal_attention.training.results import Row, estimate, key_of
 Told: TypeAlias = Callable[[int], None]
 """Callback with the number of each step of the longest episode."""
 SELECTIONS = ("last", "best")
-MORE = ("margin", "return", "length", "episodes", "target", "mode", "environment")
-"""Columns of a policy's row beside those of every row."""
 
 
 class Policies(NamedTuple):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from primal_attention.tasks.offline_rl import RL
 from primal_attention.training.results import add_rows, read_rows
-from primal_attention.training.rollouts import MORE
 
 from .command import primal, sets, told
 
@@ -53,7 +52,7 @@ def test_from_trajectories_to_a_table(tmp_path):
 
     values = {"last": "55.5", "best": "77.7"}
     changed = [row | {"value": values[row["selection"]]} for row in rows]
-    add_rows(tmp_path / "both.csv", changed, more=MORE)
+    add_rows(tmp_path / "both.csv", changed)
     table = primal(
         *("table", "d4rl", "--folder", REPRODUCTION, "--results", "both.csv"),
         *sets(*SETTINGS),

@@ -103,7 +103,7 @@ def test_a_damaged_file_is_named_and_stays_as_it_is(tmp_path, change, told):
 
 def test_columns_that_others_added_stay(tmp_path):
     path = tmp_path / "results.csv"
-    add_rows(path, [{**row_of(outcome(1), "abc"), "episodes": "3"}], more=["episodes"])
+    add_rows(path, [{**row_of(outcome(1), "abc"), "episodes": "3"}])
     add_rows(path, [row_of(outcome(2), "abc")])
     assert [row["episodes"] for row in read_rows(path)] == ["3", ""]
     assert list(read_rows(path)[0]) == [*COLUMNS, "episodes"]

@@ -14,7 +14,6 @@ from primal_attention.training.checkpoint import BEST, write_checkpoint
 from primal_attention.training.domains.rl import RELEASED
 from primal_attention.training.results import add_rows, read_rows
 from primal_attention.training.rollouts import (
-    MORE,
     missing_rows,
     read_policies,
     try_policy,
@@ -157,7 +156,7 @@ def test_rows_of_both_checkpoints_once(run, tmp_path, monkeypatch):
     trial = Trial(3600.0, 2, seed=7)
     rows = list(missing_rows(found, trial, "window", [], commit="0" * 9))
     assert [row["selection"] for row in rows] == ["last", "best"]
-    add_rows(results, rows, more=MORE)
+    add_rows(results, rows)
     read = read_rows(results)
     assert {row["selection"] for row in read} == {"last", "best"}
     rollout = try_policy(found, "last", trial)

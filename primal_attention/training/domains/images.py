@@ -45,11 +45,8 @@ def images_paper(name: str, model: str, seed: int = 0) -> Recipe:
         protocol="paper",
         seed=seed,
         valid_fraction=None,
-        image_size=schedule.image_size,
-        patch_size=schedule.patch_size,
         augment="deit",
         num_layers=12,
-        dim=schedule.dim,
         num_heads=schedule.dim // 64,
         ffn_dim=4 * schedule.dim,
         norm="pre",
@@ -60,12 +57,11 @@ def images_paper(name: str, model: str, seed: int = 0) -> Recipe:
         optimizer="adamw",
         lr=RATE * schedule.batch_size / PER,
         weight_decay=0.05,
-        batch_size=schedule.batch_size,
-        epochs=schedule.epochs,
         schedule="cosine",
         warmup=WARMUP / schedule.epochs,
         clip_norm=None,
         precision="bf16",
+        **schedule._asdict(),
     )
     return with_directions(recipe, DIRECTIONS)
 

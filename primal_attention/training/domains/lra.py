@@ -4,29 +4,20 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from primal_attention.models.stacks import mechanism_of
 from primal_attention.tasks import Task, lra
 from primal_attention.training.domains.domain import Directions, Domain, with_directions
 from primal_attention.training.recipe import Recipe, nearest
 
-
-class LraSchedule(NamedTuple):
-    """Length of training and batch size of a task, from the authors' scripts."""
-
-    steps: int
-    batch_size: int
-    warmup: int
-    eval_every: int
-
-
-SCHEDULES: dict[str, LraSchedule] = {
-    "listops": LraSchedule(5_000, 32, 1_000, 50),
-    "text": LraSchedule(20_000, 32, 8_000, 500),
-    "retrieval": LraSchedule(30_000, 32, 800, 300),
-    "image": LraSchedule(35_000, 256, 175, 175),
-    "pathfinder": LraSchedule(62_400, 256, 312, 312),
+#   Settings of length and batches by task, from the authors' scripts.
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "listops": {"steps": 5_000, "batch_size": 32, "warmup": 1_000 / 5_000, "eval_every": 50},
+    "text": {"steps": 20_000, "batch_size": 32, "warmup": 8_000 / 20_000, "eval_every": 500},
+    "retrieval": {"steps": 30_000, "batch_size": 32, "warmup": 800 / 30_000, "eval_every": 300},
+    "image": {"steps": 35_000, "batch_size": 256, "warmup": 175 / 35_000, "eval_every": 175},
+    "pathfinder": {"steps": 62_400, "batch_size": 256, "warmup": 312 / 62_400, "eval_every": 312},
 }
 RELEASED: dict[str, dict[str, Directions]] = {
     "primalformer": {
@@ -64,7 +55,7 @@ def lra_clean(name: str, model: str, seed: int = 0) -> Recipe:
 
 
 def _recipe(name: str, model: str, protocol: str, seed: int, directions: Directions) -> Recipe:
-    schedule, rules = SCHEDULES[_like(name)], lra.LRA_PROTOCOLS[protocol]
+    rules = lra.LRA_PROTOCOLS[protocol]
     recipe = Recipe(
         task=f"lra/{name}",
         model=model,
@@ -83,13 +74,10 @@ def _recipe(name: str, model: str, protocol: str, seed: int, directions: Directi
         optimizer="adamw",
         lr=1e-4,
         adam_eps=1e-6,
-        batch_size=schedule.batch_size,
-        steps=schedule.steps,
         schedule="one_cycle",
-        warmup=schedule.warmup / schedule.steps,
         clip_norm=None,
-        eval_every=schedule.eval_every,
         precision="bf16",
+        **SCHEDULES[_like(name)],
     )
     return with_directions(recipe, directions)
 

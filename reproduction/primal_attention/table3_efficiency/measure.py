@@ -51,7 +51,7 @@ def main() -> None:
         except (RuntimeError, ValueError) as error:  # the others go on
             print(f"{recipe.task} {recipe.model.name} failed: {error}", flush=True)
             continue
-        add_rows(arguments.out / "results.csv", [row], more=["peak_gb"])
+        add_rows(arguments.out / "results.csv", [row])
         print(told(row), flush=True)
 
 
