@@ -72,7 +72,7 @@ def reason(error: Exception) -> str:
 def _measured(subject: TimedModule, kind: str, compiled: bool, replayed: bool) -> Measurement:
     device = subject.x.device
     subject.module.train(kind == "fwd+bwd")
-    call = _compiled(subject) if compiled else None
+    call: Call = _compiled(subject) if compiled else subject.module
     run, moved = (
         _decoding(subject, kind)
         if kind in ("step", "decode")
@@ -104,12 +104,12 @@ def _compiled(subject: TimedModule) -> Call:
     return lambda x: call(x)
 
 
-def _forward(subject: TimedModule, call: Call | None) -> tuple[Callable[[], object], int]:
+def _forward(subject: TimedModule, call: Call) -> tuple[Callable[[], object], int]:
     """A forward pass without gradients, and the bytes that it moves at least."""
 
     def run() -> Outputs:
         with torch.no_grad():
-            return subject.step(call)
+            return call(subject.x)
 
     return run, _bytes(subject.leaves) + _bytes(run())
 
@@ -130,7 +130,7 @@ def _decoding(subject: TimedModule, kind: str) -> tuple[Callable[[], object], No
     return run, None
 
 
-def _both(subject: TimedModule, call: Call | None) -> tuple[Callable[[], object], int]:
+def _both(subject: TimedModule, call: Call) -> tuple[Callable[[], object], int]:
     """A forward and a backward pass, and the bytes that they move at least.
 
     Outputs are freed before the backward pass, as if the next layer owned them. Gradients are
@@ -139,7 +139,7 @@ def _both(subject: TimedModule, call: Call | None) -> tuple[Callable[[], object]
 
     def forward() -> Outputs:
         with record_ksvd(subject.module):
-            return subject.step(call)
+            return call(subject.x)
 
     outputs = forward()
     cotangents = [torch.randn_like(y) if y.ndim else torch.full_like(y, _ETA) for y in outputs]

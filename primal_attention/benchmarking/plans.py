@@ -1,7 +1,7 @@
 """Plans of measurements, the most wanted first, for runs that are cut short; and their runs."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ from primal_attention.training.results import Row
 
 MILLION = 1_048_576
 LEFT_OUT = "left out: the time was up"
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
 _LENGTHS = (256, 1024, 4096, 16384, 65536)
 _PRIMAL = ("primal-static", "primal-sampled", "primal-dual")
 _CAUSAL = ("primal-static-causal", "primal-dual-causal")
@@ -155,7 +156,12 @@ def plan_of(
         raise ValueError(f"there is no preset {preset!r}; one of {', '.join(PRESETS)}")
     plan = PRESETS[preset]
     given = {name: tuple(values) for name, values in sizes.items() if values}
-    _check(given)
+    for name, values in given.items():
+        for value in values:
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+            if name == "dtype" and value not in _DTYPES:
+                raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {value!r}")
     plan = replace(plan, **given)  # type: ignore[arg-type]
     if not mechanisms:
         return plan
@@ -166,17 +172,6 @@ def plan_of(
     if compiled:
         stages.append(Stage(layers, compiled=True))
     return replace(plan, stages=tuple(stage for stage in stages if stage.entries))
-
-
-def _check(sizes: Mapping[str, Sequence[object]]) -> None:
-    for name, values in sizes.items():
-        for value in values:
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-    known = ("bfloat16", "float16", "float32", "float64")
-    for value in sizes.get("dtype", ()):
-        if value not in known:
-            raise ValueError(f"dtype must be one of {', '.join(known)}, got {value!r}")
 
 
 def run_plan(

@@ -40,11 +40,6 @@ class TimedModule(NamedTuple):
     x: Tensor
     leaves: tuple[Tensor, ...]  # what wants a gradient
 
-    def step(self, call: Callable[[Tensor], layers.Outputs] | None = None) -> layers.Outputs:
-        """Run one forward pass, by a compiled form of the module where that is given."""
-        outputs: layers.Outputs = (call or self.module)(self.x)
-        return outputs
-
 
 class Job(NamedTuple):
     """One measurement to be made."""

@@ -181,19 +181,14 @@ def crossover_rows(rows: Sequence[Row]) -> Iterator[Row]:
     column = time_column(rows)
     primal, softmax = (select(rows, mechanism=name) for name in ("primal", "softmax"))
     for weights, form in dict.fromkeys((row["weights"], _form(row)) for row in primal):
-        ours = [row for row in primal if row["weights"] == weights and _form(row) == form]
+        ours = [row for row in primal if (row["weights"], _form(row)) == (weights, form)]
         theirs = [row for row in softmax if _form(row) == form]
         if theirs:
             found = crossover(_times(ours, column), _times(theirs, column))
             length = "" if found.length is None else str(round(found.length))
-            cells = {"weights": weights, "n": length, "commit": ours[0]["commit"]}
-            note = f"against softmax: {found.note}"
-            yield {
-                **dict(zip(_SAME, form, strict=False)),
-                "mechanism": CROSSOVER,
-                **cells,
-                "note": note,
-            }
+            sizes = dict(zip(_SAME, form, strict=False))
+            about = {"commit": ours[0]["commit"], "note": f"against softmax: {found.note}"}
+            yield {**sizes, "mechanism": CROSSOVER, "weights": weights, "n": length, **about}
 
 
 def _form(row: Row) -> tuple[str, ...]:

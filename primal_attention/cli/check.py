@@ -5,23 +5,23 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.columns import Columns
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 from primal_attention.attention import ATTENTIONS, build_attention
 from primal_attention.attention.primal.statistics import KSVDLayer
-from primal_attention.cli.arguments import naming
+from primal_attention.cli.arguments import check_name, naming
 from primal_attention.objectives import ksvd_loss
 from primal_attention.testing import ContractError, Report, Status, check_attention
 from primal_attention.testing.adapters import adapt
+from primal_attention.training.recipe import nearest
 
 _DIM, _HEADS = 32, 4
 _DIM_NAMES = ("dim", "embed_dim", "d_model", "hidden_size")
@@ -52,8 +52,9 @@ def check(
 ) -> None:
     """Hold attention modules to the contract; exit with 1 where one breaks it."""
     with naming():  # what cannot be found or built; not a broken contract
-        candidates = list(_candidates(name, causal, dim, heads, adapter))
-        reports = list(_reports(candidates))
+        checks = list(_checks(name, causal, dim, heads, adapter))
+        shown = Console(stderr=True)
+        reports = [each() for each in track(checks, "checking", transient=True, console=shown)]
     console = Console()
     if name is None:
         _print_table(console, reports)
@@ -63,54 +64,46 @@ def check(
     raise typer.Exit(0 if all(report.passed for report in reports) else 1)
 
 
-class Candidate(NamedTuple):
-    """A module to be checked."""
-
-    label: str
-    module: nn.Module | Callable[[], nn.Module]
-    causal: bool
-    dim: int | None
-    objective: Callable[[nn.Module], Tensor] | None = None
-
-
-def _candidates(
+def _checks(
     name: str | None, causal: bool | None, dim: int | None, heads: int, adapter: str | None
-) -> Iterator[Candidate]:
+) -> Iterator[Callable[[], Report]]:
     if name is not None and ":" in name:
-        yield _foreign(name, bool(causal), dim, heads, adapter)
+        yield _of_foreign(name, bool(causal), dim, heads, adapter)
         return
-    if name is not None and name not in ATTENTIONS:
-        near = get_close_matches(name, ATTENTIONS, cutoff=0.4) or ATTENTIONS
-        raise ValueError(f"no attention is called {name!r}; the nearest names: {', '.join(near)}")
+    if name is not None:
+        check_name("attention", name, ATTENTIONS)
     for each in ATTENTIONS if name is None else [name]:
-        forms = list(_forms(each, causal, dim or _DIM, heads))
+        forms = list(_of_registered(each, causal, dim or _DIM, heads))
         if not forms and name is not None:
             raise ValueError(f"{name} has no causal form")
         yield from forms
 
 
-def _forms(name: str, causal: bool | None, dim: int, heads: int) -> Iterator[Candidate]:
-    """Yield the forms of a registered mechanism: the default one and the causal ones."""
+def _of_registered(
+    name: str, causal: bool | None, dim: int, heads: int
+) -> Iterator[Callable[[], Report]]:
+    """Yield checks of a registered mechanism: of its default form and of the causal ones."""
     objective = ksvd_loss if issubclass(ATTENTIONS[name], KSVDLayer) else None
-    if not causal:
-        factory = partial(build_attention, name, dim, heads)
-        yield Candidate(name, factory, False, dim, objective)
     card = getattr(ATTENTIONS[name], "mechanism", None)
-    if causal is False or card is None or not card.causal:
-        return
-    for options in card.causal_forms:
-        label = " ".join([name, "causal", *options.values()])
-        factory = partial(build_attention, name, dim, heads, causal=True, **options)
-        yield Candidate(label, factory, True, dim, objective)
+    forms: list[dict[str, Any]] = [] if causal else [{}]
+    if causal is not False and card is not None and card.causal:
+        forms += [{"causal": True, **options} for options in card.causal_forms]
+    for options in forms:
+        is_causal = "causal" in options
+        words = ["causal" if value is True else value for value in options.values()]
+        factory = partial(build_attention, name, dim, heads, **options)
+        label = " ".join([name, *words])
+        yield partial(_report, label, factory, causal=is_causal, dim=dim, objective=objective)
 
 
-def _foreign(
+def _of_foreign(
     path: str, causal: bool, dim: int | None, heads: int, adapter: str | None
-) -> Candidate:
-    """Anyone's module, class or function, called with the arguments that it has names for."""
+) -> Callable[[], Report]:
+    """Check anyone's module, class or function, called with the arguments that it has names for."""
     found = _imported(path)
     if isinstance(found, nn.Module):
-        return Candidate(path, adapt(found, adapter, causal=causal), causal, dim)
+        adapted = adapt(found, adapter, causal=causal)
+        return partial(_report, path, adapted, causal=causal, dim=dim)
     if not callable(found):
         raise ValueError(f"{path} is a {type(found).__name__}, neither a module nor builds one")
     names = inspect.signature(found).parameters
@@ -128,7 +121,15 @@ def _foreign(
             raise ValueError(f"{path} cannot be called with {given}: {error}; {hint}") from error
         return adapt(module, adapter, causal=causal)
 
-    return Candidate(path, build, causal, dim)
+    return partial(_report, path, build, causal=causal, dim=dim)
+
+
+def _report(label: str, module: nn.Module | Callable[[], nn.Module], **options: Any) -> Report:
+    try:
+        report = check_attention(module, **options)
+    except ContractError as error:
+        report = error.report
+    return replace(report, subject=label)
 
 
 def _imported(path: str) -> Any:
@@ -141,19 +142,8 @@ def _imported(path: str) -> Any:
     except ImportError as error:
         raise ValueError(f"{module_name!r} cannot be imported: {error}") from error
     if not hasattr(module, name):
-        near = get_close_matches(name, dir(module)) or ["none is near"]
-        raise ValueError(f"{module_name} has no {name!r}; the nearest names: {', '.join(near)}")
+        raise ValueError(f"{module_name} has no {name!r}; {nearest(name, dir(module))}")
     return getattr(module, name)
-
-
-def _reports(candidates: Sequence[Candidate]) -> Iterator[Report]:
-    progress = track(candidates, "checking", transient=True, console=Console(stderr=True))
-    for label, module, causal, dim, objective in progress:
-        try:
-            report = check_attention(module, causal=causal, dim=dim, objective=objective)
-        except ContractError as error:
-            report = error.report
-        yield replace(report, subject=label)
 
 
 def _print_table(console: Any, reports: Sequence[Report]) -> None:

@@ -141,8 +141,8 @@ def test_a_layer_of_lucidrains():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sofmax"], "no attention is called 'sofmax'; the nearest names: softmax"),
-        (["torch.nn:MultiHeadAttention"], "the nearest names: MultiheadAttention"),
+        (["sofmax"], "no attention is called 'sofmax'; did you mean softmax"),
+        (["torch.nn:MultiHeadAttention"], "did you mean MultiheadAttention"),
         (["no_such_module:Layer"], "'no_such_module' cannot be imported"),
         (["mechanisms_of_mine:needs_a_config"], "give a function without arguments"),
         (["mechanisms_of_mine:SKIPPED"], "is a dict, neither a module nor builds one"),
