@@ -34,17 +34,6 @@ Split = Annotated[str, typer.Option(help="test, valid or train.")]
 
 SPLITS = ("test", "valid", "train")
 _OWN_OPTIONS = {"task": "TASK", "model": "--model", "protocol": "--protocol", "seed": "--seed"}
-_EXTRAS = {  # of packages that are imported on the way
-    "lightning_fabric": "train",
-    "optuna": "train",
-    "safetensors": "train",
-    "aeon": "timeseries",
-    "sklearn": "timeseries",
-    "transformers": "patch",
-    "timm": "images",
-    "matplotlib": "train",
-    "onnx": "onnx",
-}
 
 
 @contextmanager
@@ -53,16 +42,9 @@ def naming(argument: str | None = None) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise typer.BadParameter(_what_to_install(error)) from error
+        raise typer.BadParameter(str(error)) from error
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise typer.BadParameter(str(error), param_hint=argument) from error
-
-
-def _what_to_install(error: ModuleNotFoundError) -> str:
-    name = (error.name or "").partition(".")[0]
-    if "pip install" in str(error) or name not in _EXTRAS:
-        return str(error)
-    return f"this needs {name}: pip install 'primal-attention[{_EXTRAS[name]}]'"
 
 
 def check_files(files: Iterable[Path]) -> None:

@@ -53,9 +53,6 @@ def sweep(  # noqa: PLR0913 - each is an option of the command
     name = study or "-".join([*task.split("/"), model, protocol, f"seed{seed}", sampler])
     folder = out / "sweeps" / name
     with arguments.naming("--study or --out"):
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # we tell how it goes ourselves
         higher_is_better = cases.goal.higher_is_better
         opened = sweeps.open_study(folder, recipe, space, higher_is_better=higher_is_better)
     console.print(f"{folder}: {len(sweeps.trials_in(opened, 'COMPLETE'))} trials are done")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from primal_attention.atomic_files import REMEDY, UnreadableFileError, fitting, replacing
+from primal_attention.extras import needing
 
 LAST, BEST = "last.safetensors", "best.safetensors"  # of a run directory
 FORMAT = "primal-attention 2"
@@ -39,7 +40,8 @@ class Checkpoint(NamedTuple):
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write a checkpoint; a reader finds the old file or the new one, never half of one."""
-    from safetensors.torch import save
+    with needing("checkpoints need safetensors", "train"):
+        from safetensors.torch import save
 
     text = json.dumps(facts)
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -54,7 +56,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
     A checkpoint of before there were checksums is read with a warning.
     """
-    from safetensors import SafetensorError, safe_open
+    with needing("checkpoints need safetensors", "train"):
+        from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint is at {path}")

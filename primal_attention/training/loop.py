@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -227,25 +226,24 @@ class Run:
         directory = self.directory
         if directory is None:
             return
-        parts = {
+        state = {
             "model": sharded_state.gather_model(self.model.module),
             "optimizer": sharded_state.gather_optimizer(self.optimizer.optimizer),
             "best": self.best_weights,
         }
-        from_first(self.fabric, lambda: self._write(directory, parts))
-
-    def _write(self, directory: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        tensors = {
-            f"{part}.{name}": each for part, state in parts.items() for name, each in state.items()
-        }
+        tensors = {f"{part}.{name}": each for part in state for name, each in state[part].items()}
         facts = {
             "recipe": self.recipe.to_json(),
             "progress": asdict(self.progress),
             "precision": self.fabric.strategy.precision.state_dict(),  # fp16: the loss's scale
         }
-        write_checkpoint(directory / LAST, tensors, facts)
-        self._save_best(directory)
+
+        def write() -> None:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(directory / LAST, tensors, facts)
+            self._save_best(directory)
+
+        from_first(self.fabric, write)
 
     def _save_best(self, directory: Path) -> None:
         """Write the weights of the best round, and what it takes to use them."""

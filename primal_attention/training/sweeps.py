@@ -94,6 +94,7 @@ def as_settings(values: Mapping[str, Any]) -> list[str]:
 def open_study(folder: Path, recipe: Recipe, space: Space, *, higher_is_better: bool) -> Study:
     """Open the study in a folder, or make it; it must be of this recipe."""
     optuna = _optuna()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # whoever runs the trials tells of them
     folder.mkdir(parents=True, exist_ok=True)
     file = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
     sampler = optuna.samplers.TPESampler() if space.ranges else optuna.samplers.RandomSampler()
