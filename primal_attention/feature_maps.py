@@ -63,12 +63,6 @@ FIXED_MAPS: dict[str, FixedMap] = {
     "relu": relu,
     "identity": identity,
 }
-_FUSED = {name: FIXED_MAPS[name] for name in ("cosine", "elu", "relu", "identity")}
-
-
-def has_fused_form(name: str) -> bool:
-    """Return whether the fused ops have this map under its name."""
-    return name in _FUSED and FIXED_MAPS.get(name) is _FUSED[name]
 
 
 class FeatureMap(nn.Module, ABC):

@@ -84,7 +84,6 @@ PUBLIC = {
         "build_attentions",
     ],
     "primal_attention.ops.causal": [
-        "Scanned",
         "running_mean",
         "scan",
         "token_counts",

@@ -9,7 +9,7 @@ costs a call tens of microseconds; a plain call skips it.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib.util import find_spec
@@ -17,12 +17,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from primal_attention.ops import gradients as autograd
 from primal_attention.ops.replay import Plans
 from primal_attention.precision import without_autocast
 
 _LIBRARY: Any = torch.library.Library("primal_attention", "FRAGMENT")  # type: ignore[no-untyped-call]
+_VMAP_MODE: Any = torch._C._parse_dispatch_key("VmapMode")  # the batches of torch.autograd.grad
 _PLAIN = frozenset((Tensor, nn.Parameter))
 _SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
 
@@ -35,7 +37,6 @@ LARGE = {
     "mean_j": 1,
     "moment": 1 << 22,
     "primal": 1,
-    "running_mean": 1 << 22,
     "scan": 1 << 23,
 }
 
@@ -107,9 +108,6 @@ class FusedOp(ABC):
         torch.library.register_autograd(
             self.registered, self.gradients, setup_context=self._save_registered, lib=_LIBRARY
         )
-        from primal_attention.ops import flops  # whose import takes as long as that of Triton
-
-        flops.register(self)
 
     def __call__(self, given: Any) -> tuple[Tensor, ...]:
         """Compute the outputs of the op, in the graph of autograd where an input is."""
@@ -154,7 +152,7 @@ class FusedOp(ABC):
         needed = ctx.needs_input_grad[-count:]  # the op itself is an input of a node
         needs = dict(zip(self.inputs._fields, needed, strict=True))
         wanted = frozenset(name for name, need in needs.items() if need)
-        if autograd.are_differentiated():
+        if are_differentiated():
             found = self._differentiable_gradients(given, grads)
         elif _are_plain((*given, *grads)):
             found = self._gradients(given, Backward(saved[count:], grads, wanted, _is_let_go()))
@@ -191,7 +189,7 @@ class FusedOp(ABC):
 
         with without_autocast(given[0].device):
             tensors = [getattr(given, name) for name in names]
-            found = autograd.differentiable_gradients(run, tensors, grads)
+            found = differentiable_gradients(run, tensors, grads)
             return dict(zip(names, found, strict=True))
 
     def _all_gradients(self, *flat: Any) -> list[Tensor]:
@@ -283,10 +281,11 @@ def may_run_fused(name: str, first: Tensor) -> bool:
     when = _WHEN[-1]
     if when == "never" or not (when == "always" or first.device.type in BACKENDS):
         return False
-    compiling = torch.compiler.is_compiling()
-    if is_exporting() if compiling else autograd.is_transformed() or torch._C._is_tracing():
-        return False
-    return first.numel() >= (1 if when == "always" else LARGE[name])
+    if torch.compiler.is_compiling():
+        plain = is_exporting()
+    else:
+        plain = is_transformed() or torch._C._is_tracing() or _counts_flops()
+    return not plain and first.numel() >= (1 if when == "always" else LARGE[name])
 
 
 def fused(name: str, given: Any) -> tuple[Tensor, ...] | None:
@@ -333,6 +332,60 @@ def _are_plain(given: Sequence[Any]) -> bool:
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
     return all(type(x) in _PLAIN and not x.is_neg() for x in given if isinstance(x, Tensor))
+
+
+def is_transformed() -> bool:
+    """Return whether forward-mode AD or a transform of ``torch.func`` acts on operations."""
+    forward_mode = forward_ad._current_level >= 0
+    return forward_mode or torch._C._are_functorch_transforms_active()
+
+
+def are_differentiated() -> bool:
+    """Return whether a backward pass must be made of PyTorch's own operations.
+
+    Its result is differentiated itself, or its gradients are batched (``is_grads_batched=True``).
+    """
+    if torch.compiler.is_compiling():  # a compiled graph has no gradients of gradients
+        return False
+    batched = torch._C._dispatch_tls_is_dispatch_key_included(_VMAP_MODE)
+    return torch.is_grad_enabled() or is_transformed() or batched
+
+
+def differentiable_gradients(
+    forward: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Compute gradients by autograd over a plain forward, differentiable themselves if asked."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Aliases: where one input was made from another, the path between is no part of the op.
+        own = [x.view_as(x) if x is not None and x.requires_grad else x for x in inputs]
+        outputs = forward(*own)
+        pairs = [
+            (output, grad)
+            for output, grad in zip(outputs, grad_outputs, strict=True)
+            if grad is not None and output.requires_grad
+        ]
+        wanted = [x for x in own if x is not None and x.requires_grad]
+        grads = iter(
+            torch.autograd.grad(
+                [output for output, _ in pairs],
+                wanted,
+                [grad for _, grad in pairs],
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+            if pairs and wanted
+            else [None] * len(wanted)
+        )
+    return [next(grads) if x is not None and x.requires_grad else None for x in own]
+
+
+def _counts_flops() -> bool:
+    """Return whether ``torch.utils.flop_counter`` counts, which knows products of PyTorch alone."""
+    modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else ()
+    return any("FlopCounter" in type(mode).__name__ for mode in modes)
 
 
 def _is_let_go() -> bool:

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 _MOST = 2048  # layouts that are remembered of one pass
 _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
-_OPEN = threading.local()
 
 
 class Launch(Protocol):
@@ -147,12 +146,12 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note(tensor, number)
 
     def __enter__(self) -> Recording:
-        _OPEN.recording = self
+        OPEN.recording = self
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *problem: object) -> None:
-        _OPEN.recording = None
+        OPEN.recording = None
         super().__exit__(*problem)  # type: ignore[no-untyped-call]
 
     def place(self, tensor: Tensor) -> Place:
@@ -209,10 +208,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive.append(tensor)
 
 
-def current_recording() -> Recording | None:
-    """Return the recording that is open in this thread."""
-    recording: Recording | None = getattr(_OPEN, "recording", None)
-    return recording
+class _Open(threading.local):
+    recording: Recording | None = None  # the one that is open in this thread
+
+
+OPEN = _Open()
 
 
 def _allocation(number: int, tensor: Tensor) -> Step:

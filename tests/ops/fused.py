@@ -29,6 +29,7 @@ DEVICES = [
         ],
     ),
 ]
+MAPS = "cosine", "elu", "relu", "identity"  # those of the fused ops
 # Norm of the error by the norm of the result. The interpreter cuts digits off where a GPU rounds.
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.5e-2}
 

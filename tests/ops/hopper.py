@@ -79,7 +79,13 @@ def _dumped(cubin: bytes, tool: str, option: str) -> str:
 H, S, M = 2, 32, 320
 # Sequences and tokens: so many sequences that one program has all of a sequence and head; so many
 # tokens that a sequence is several segments.
-SIZES = {"short": (264, 256), "causal": (2, 1024), "dual_causal": (2, 1024), "few": (1, 64)}
+SIZES = {
+    "short": (264, 256),
+    "causal": (2, 1024),
+    "causal_part": (2, 1015),
+    "dual_causal": (2, 1024),
+    "few": (1, 64),
+}
 
 
 def layer(kind: str, width: int, dtype: torch.dtype) -> Any:
@@ -90,7 +96,11 @@ def layer(kind: str, width: int, dtype: torch.dtype) -> Any:
     (batch, length), dim = SIZES.get(kind, (2, 256)), H * width
     w = None if dual else torch.zeros(H, M if kind == "sampled" else width, S)
     weight, bias = torch.zeros(dim, dim), torch.zeros(dim)
-    mask = None if kind == "dual_causal" else torch.ones(batch, length, dtype=torch.bool)
+    mask = (
+        None
+        if kind in ("causal_part", "dual_causal")
+        else torch.ones(batch, length, dtype=torch.bool)
+    )
     return LayerInputs(
         torch.zeros(batch, length, dim, dtype=dtype),
         q_weight=weight,
@@ -109,22 +119,13 @@ def layer(kind: str, width: int, dtype: torch.dtype) -> Any:
         positions=torch.zeros(batch, M, dtype=torch.long) if kind == "sampled" else None,
         scale=1.0,
         num_heads=H,
-        causal=kind in ("causal", "dual_causal", "few"),
+        causal=kind in ("causal", "causal_part", "dual_causal", "few"),
         token_mask=mask,
         scores="both",
         map_q="cosine",
         map_k="cosine",
         grams=True,
     )
-
-
-def running_mean(kind: str, width: int, dtype: torch.dtype) -> Any:
-    """Inputs in whole blocks, or not."""
-    from primal_attention.ops.causal.eager import MeanInputs, token_counts
-
-    length = 2048 if kind == "running_mean" else 2039
-    z = torch.zeros(1, length, 2, width, dtype=dtype)
-    return MeanInputs(z, torch.zeros(1, 2, width), token_counts(z, None, None), None)
 
 
 def scan(kind: str, width: int, dtype: torch.dtype) -> Any:
@@ -168,16 +169,14 @@ def landmark_index(kind: str, width: int, dtype: torch.dtype) -> Any:
 
 
 OPS = {
-    **dict.fromkeys(("static", "sampled", "causal", "dual", "short", "dual_causal"), "layer"),
-    **dict.fromkeys(("few",), "layer"),  # in one segment: Gram matrices alone come first
-    **dict.fromkeys(("running_mean", "running_mean_part"), "running_mean"),
+    **dict.fromkeys(("static", "sampled", "causal", "causal_part", "dual", "short"), "layer"),
+    **dict.fromkeys(("dual_causal", "few"), "layer"),  # few: Gram matrices alone come first
     **dict.fromkeys(("scan-cosine", "scan-elu", "scan-unit_elu", "scan-unit_elu-both"), "scan"),
     **dict.fromkeys(("j_given", "j_own"), "mean_j"),
     "landmark_index": "landmark_index",
 }
 INPUTS = {
     "layer": layer,
-    "running_mean": running_mean,
     "scan": scan,
     "mean_j": objective,
     "landmark_index": landmark_index,

@@ -85,7 +85,7 @@ def test_scans(mask, maps, with_state):
     def run(q, k, values, state):
         before = None if state is None else state.transpose(0, 1)[None]
         z = torch.stack((heads_first(q), heads_first(k)))
-        out, after, _ = scan(z, heads_first(values)[None], maps, of_rows(MASKS[mask]), before)
+        out, after = scan(z, heads_first(values)[None], maps, of_rows(MASKS[mask]), before)
         return out[0].permute(1, 2, 0, 3), after[0].transpose(0, 1)
 
     def formula(q, k, values, state):
@@ -112,7 +112,7 @@ def test_scans_with_a_learned_time(masked, sides, length, future):
         return steps if mask is None else torch.where(mask, steps, 0.0)
 
     def run(z, values, logits):
-        out, after, _ = scan(
+        out, after = scan(
             z, values, ("elu", "relu"), of_rows(mask), steps=steps_of(logits), future=future
         )
         return (out,) if future else (out, after)
@@ -135,7 +135,7 @@ def test_gradients_of_time_for_short_and_long_half_lives(half_life):
     for dtype in (torch.float32, torch.float64):
         steps = torch.full((H, 2, N), step, dtype=dtype, requires_grad=True)
         given = z.to(dtype), values.to(dtype), ("elu", "elu"), None
-        out = sum(scan(*given, steps=steps, future=future).out for future in (False, True))
+        out = sum(scan(*given, steps=steps, future=future)[0] for future in (False, True))
         (found_steps,) = torch.autograd.grad((out * weights.to(dtype)).sum(), steps)
         found += [found_steps.double(), out.detach().double()]
     for got, expected in zip(found[:2], found[2:], strict=True):

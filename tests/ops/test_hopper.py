@@ -18,8 +18,7 @@ CASES = {
     "sampled:32:float32": 64,
     "dual:32:float32": 64,
     "dual_causal:64:float32": 256,
-    "running_mean:64:bfloat16": 32,
-    "running_mean_part:64:bfloat16": 32,
+    "causal_part:64:bfloat16": 32,
     "scan-cosine:64:bfloat16": 64,
     "scan-elu:64:bfloat16": 64,
     "scan-unit_elu:64:bfloat16": 32,
@@ -30,6 +29,7 @@ CASES = {
     "landmark_index:64:bfloat16": 0,
 }
 STATIC = {"collapse_blocks", "forward_blocks", "backward_blocks", "total_blocks"}
+MEANS = {"add_segments", "walk_along"}
 WALKS = {"segment_sums", "forward_walk", "backward_walk"}
 SCAN = {"segment_states", "join_segments", "read_blocks", "gradient_blocks"}
 NAMES = {
@@ -43,7 +43,8 @@ NAMES = {
         "parameter_blocks",
         "row_sum_blocks",
     },
-    "causal": {*STATIC, "add_segments", "walk_along", "row_sum_blocks"},
+    "causal": {*STATIC, *MEANS, "row_sum_blocks"},
+    "causal_part": {*STATIC, *MEANS, "row_sum_blocks"},
     "dual": {
         "collapse_blocks",
         "moment_blocks",
@@ -56,8 +57,6 @@ NAMES = {
     "short": {"whole_blocks", "whole_gradient_blocks", "row_sum_blocks"},
     "dual_causal": {*WALKS, "running_sums", "segment_gradients", "row_sum_blocks"},
     "few": {*WALKS, "row_sum_blocks"},
-    "running_mean": {"add_segments", "walk_along"},
-    "running_mean_part": {"add_segments", "walk_along"},
     "scan-cosine": SCAN,
     "scan-elu": SCAN,
     "scan-unit_elu": {*SCAN, "step_gradients"},

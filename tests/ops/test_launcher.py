@@ -11,7 +11,7 @@ triton = pytest.importorskip("triton")
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402 - needs triton
 
 from primal_attention.ops.replay import PassPlan, Recording  # noqa: E402 - after triton
-from primal_attention.ops.triton import launcher  # noqa: E402 - needs triton
+from primal_attention.ops.triton import launch  # noqa: E402 - needs triton
 
 
 class Compiled:
@@ -58,7 +58,7 @@ class Driver:
 @pytest.fixture
 def device(monkeypatch):
     active = Driver()
-    monkeypatch.setattr(launcher, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=active))
     return active
 
 
@@ -76,7 +76,7 @@ ARGUMENTS = (None, (8, 1), 17, 16, 32)
 @pytest.mark.usefixtures("device")
 def test_the_same_kinds_are_compiled_once():
     function = Function()
-    launched = launcher.Launcher(function, compiles=True)
+    launched = launch.Launcher(function, compiles=True)
     launched[(5,)](rows(), *ARGUMENTS, num_warps=4)
     tensors = [rows(), torch.nn.Parameter(rows()), rows(offset=4)]
     for each in tensors:
@@ -92,7 +92,7 @@ def test_the_same_kinds_are_compiled_once():
 @pytest.mark.usefixtures("device")
 def test_named_arguments_take_their_places():
     function = Function()
-    launched = launcher.Launcher(function, compiles=True)
+    launched = launch.Launcher(function, compiles=True)
     for _ in range(2):
         launched[1, 2, 3](rows(), None, (8, 1), 17, BLOCK=32, num_warps=4, WIDTH=16)
     ((grid, arguments),) = function.compiled[0].launches
@@ -117,7 +117,7 @@ def test_named_arguments_take_their_places():
 )
 def test_another_kind_is_compiled_apart(other):
     function = Function()
-    launched = launcher.Launcher(function, compiles=True)
+    launched = launch.Launcher(function, compiles=True)
     given = dict(zip(launched.names, (rows(), *ARGUMENTS), strict=True)) | {"num_warps": 4}
     launched[(1,)](**given)
     launched[(1,)](**(given | other))
@@ -127,7 +127,7 @@ def test_another_kind_is_compiled_apart(other):
 @pytest.mark.usefixtures("device")
 def test_descriptors_of_the_same_blocks_are_of_one_kind():
     function = Function()
-    launched = launcher.Launcher(function, compiles=True)
+    launched = launch.Launcher(function, compiles=True)
     for tokens in (4, 3):
         launched[(1,)](descriptor(tokens=tokens), *ARGUMENTS)
     assert len(function.calls) == 1
@@ -139,7 +139,7 @@ def test_descriptors_of_the_same_blocks_are_of_one_kind():
 @pytest.mark.usefixtures("device")
 def test_no_memory_is_kept():
     function = Function()
-    launched = launcher.Launcher(function, compiles=True)
+    launched = launch.Launcher(function, compiles=True)
     x, y = rows(), descriptor()
     tensors = [weakref.ref(x), weakref.ref(y.base)]
     launched[(1,)](x, y, *ARGUMENTS[1:])
@@ -151,7 +151,7 @@ def test_no_memory_is_kept():
 
 def test_each_device_has_its_own(device):
     function = Function()
-    launched = launcher.Launcher(function, compiles=True)
+    launched = launch.Launcher(function, compiles=True)
     for device.device in (0, 1, 0, 1):
         launched[(1,)](rows(), *ARGUMENTS)
     assert len(function.calls) == 2
@@ -161,7 +161,7 @@ def test_each_device_has_its_own(device):
 @pytest.mark.usefixtures("device")
 def test_what_is_not_compiled_is_left_to_triton():
     function = Function(compiles=False)
-    launched = launcher.Launcher(function, compiles=False)
+    launched = launch.Launcher(function, compiles=False)
     for _ in range(3):
         launched[(1,)](rows(), *ARGUMENTS)
     assert len(function.calls) == 3
@@ -169,8 +169,8 @@ def test_what_is_not_compiled_is_left_to_triton():
 
 @pytest.mark.usefixtures("device")
 def test_only_so_many_kinds_are_remembered(monkeypatch):
-    monkeypatch.setattr(launcher, "_MOST", 3)
-    launched = launcher.Launcher(Function(), compiles=True)
+    monkeypatch.setattr(launch, "_MOST", 3)
+    launched = launch.Launcher(Function(), compiles=True)
     for N in range(10):
         launched[(1,)](rows(), None, (8, 1), N, 16, 32)
         assert len(launched.compiled) <= 3
@@ -180,7 +180,7 @@ def test_only_so_many_kinds_are_remembered(monkeypatch):
 def test_a_recorded_launch_takes_addresses():
     """Those of the tensors of each call, at the same places of their buffers."""
     function = Function()
-    launched = launcher.Launcher(function, compiles=True)
+    launched = launch.Launcher(function, compiles=True)
     x = rows()
     with Recording([x]) as recording:
         [alias] = recording.inputs
@@ -202,6 +202,6 @@ def interpreted():
 
 @pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="compiles for the GPU")
 def test_the_interpreter_compiles_nothing():
-    launched = launcher.Launcher(interpreted)
+    launched = launch.Launcher(interpreted)
     launched[(1,)]()
     assert not launched.compiled

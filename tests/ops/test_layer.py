@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.landmarks.eager import IndexInputs, landmark_index
 from primal_attention.ops.layer import LayerInputs, fused_layer, layer
 from primal_attention.ops.op import fused_ops
 
-from .formulas import MAPS, randn, token_masks
-from .fused import DEVICES, TOLERANCES, assert_bits, assert_near, poisoned_memory
+from .formulas import randn, token_masks
+from .fused import DEVICES, MAPS, TOLERANCES, assert_bits, assert_near, poisoned_memory
 
 B, N, H, P, S, C, M = 3, 37, 2, 5, 7, 11, 13
 MASKS = token_masks(B, N)
@@ -160,7 +159,7 @@ def test_values_and_gradients(device, kind, dtype, scores, without, skipped):
     check(inputs, skipped=skipped)
 
 
-@pytest.mark.parametrize("feature_map", [*filter(has_fused_form, MAPS)])
+@pytest.mark.parametrize("feature_map", MAPS)
 @pytest.mark.parametrize("kind", ["static", "dual causal"])
 def test_maps(device, kind, feature_map):
     check(case(device, kind, N=23, mask=token_masks(B, 23)["holes"], maps=(feature_map, "elu")))
@@ -211,6 +210,12 @@ def test_means_in_several_shares(device, monkeypatch):
     small = primal.BACKWARD[torch.bfloat16][16]._replace(block=16, programs=6, least=1)
     monkeypatch.setitem(primal.BACKWARD[torch.bfloat16], 16, small)
     check(case(device, "static causal", torch.bfloat16, mask=MASKS["holes"]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_means_in_several_segments(device, dtype, monkeypatch):
+    monkeypatch.setattr("primal_attention.ops.triton.launch.SHORTEST", 1)
+    check(case(device, "static causal", dtype, N=131, mask=token_masks(B, 131)["padded"]))
 
 
 @pytest.mark.parametrize("programs", [1, 100])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from primal_attention.ops.objective import fused_mean_j, mean_j
-from primal_attention.ops.op import fused_ops
+from primal_attention.ops.objective import MeanJInputs, mean_j
+from primal_attention.ops.op import fused, fused_ops
 
 from .formulas import randn
 from .fused import DEVICES, TOLERANCES, _values_and_gradients, assert_near, poisoned_memory
@@ -74,9 +74,9 @@ def check(given, options, device, tolerance=1e-5):
 
     def run(*x):
         with fused_ops("always"):
-            result = fused_mean_j(*x, num_queries, num_keys, **options)
+            result = fused("mean_j", MeanJInputs(*x, num_queries, num_keys, **options))
         assert result is not None
-        return [result]
+        return result
 
     found = _values_and_gradients(run, given)
     exact = [None if x is None else x.double() for x in given]
@@ -94,12 +94,12 @@ def test_gradients_of_gradients(device):
         grads = torch.autograd.grad(value, leaves, create_graph=True)
         return torch.autograd.grad(sum(d.square().sum() for d in grads), leaves)
 
-    def fused(*x):
+    def run(*x):
         with fused_ops("always"):
-            return [fused_mean_j(*x, *counts, **OPTIONS[0])]
+            return fused("mean_j", MeanJInputs(*x, *counts, **OPTIONS[0]))
 
     leaves = [x.requires_grad_() for x in given if x is not None]
-    found = penalty(fused, leaves)
+    found = penalty(run, leaves)
     exact = [x.detach().double().requires_grad_() for x in leaves]
     assert_near(found, penalty(by_formula(*counts, OPTIONS[0]), exact), 1e-4)
 
@@ -107,15 +107,16 @@ def test_gradients_of_gradients(device):
 def test_what_is_not_supported(device):
     counts = torch.ones(B, device=device), torch.ones(B, device=device)
     given = tensors(device, own=True)
-    assert fused_mean_j(*given, *counts, averaged=True) is None or device != "cpu"
+    single = MeanJInputs(*given, *counts, averaged=True)
+    assert fused("mean_j", single) is None or device != "cpu"
     with fused_ops("always"):
         wide = [None if x is None else x.double() for x in given]
-        assert fused_mean_j(*wide, *counts, averaged=True) is None
+        assert fused("mean_j", MeanJInputs(*wide, *counts, averaged=True)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 69, 700])
 def test_sums_of_columns(device, dtype, rows):
-    sums = pytest.importorskip("primal_attention.ops.triton.sums")
+    launch = pytest.importorskip("primal_attention.ops.triton.launch")
     x = randn(rows, 150).to(dtype).to(device)
-    assert_near([sums.column_sum(x)], [x.double().sum(0)], TOLERANCES[dtype])
+    assert_near([launch.column_sum(x)], [x.double().sum(0)], TOLERANCES[dtype])

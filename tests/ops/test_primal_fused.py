@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.primal import Attended, collapsed_attention, moment
 
-from .formulas import MAPS, randn, token_masks
-from .fused import DEVICES, TOLERANCES, assert_same_as_eager, poisoned_memory
+from .formulas import randn, token_masks
+from .fused import DEVICES, MAPS, TOLERANCES, assert_same_as_eager, poisoned_memory
 
 B, N, H, P, C, S = 2, 23, 2, 5, 7, 6
 MASKS = token_masks(B, N)
@@ -59,7 +58,7 @@ def test_gradients_of_some_outputs(device, skipped):
 
 
 @pytest.mark.parametrize("other", ["cosine", "elu"])
-@pytest.mark.parametrize("one", [*filter(has_fused_form, MAPS)])
+@pytest.mark.parametrize("one", MAPS)
 def test_maps(device, one, other):
     check(tensors(device), MASKS["holes"].to(device), (one, other))
 

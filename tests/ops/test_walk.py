@@ -38,19 +38,15 @@ def grams(z, real):
 
 
 def scanned(z, values, state, real):
-    return scan(z, values, MAPS, real, state)[:2]
-
-
-def dual(z, h, state, real):
-    return scan(z, h, MAPS, real, state, grams=True)
+    return scan(z, values, MAPS, real, state)
 
 
 def timed(z, h, state, logits, real):
-    return scan(z, h, MAPS, real, state, steps=steps_of(logits, real))[:2]
+    return scan(z, h, MAPS, real, state, steps=steps_of(logits, real))
 
 
 def timed_both_ways(z, h, logits, real):
-    return (scan(z, h, MAPS, real, steps=steps_of(logits, real), future=True).out,)
+    return (scan(z, h, MAPS, real, steps=steps_of(logits, real), future=True)[0],)
 
 
 def steps_of(logits, real):
@@ -85,7 +81,7 @@ CASES = {
         [randn(2, H, B, N, C), randn(1, H, B, N, S, seed=1), randn(H, B, N, seed=3)],
     ),
     "dual": (
-        dual,
+        scanned,
         [randn(2, H, B, N, C), randn(2, H, B, N, S, seed=1), randn(2, H, B, C, S, seed=2)],
     ),
 }
@@ -185,9 +181,9 @@ def test_a_state_goes_on():
     """Two halves with a state between them are the whole."""
     z, h = randn(2, H, B, N, C), randn(2, H, B, N, S, seed=1)
     run = partial(scan, maps=MAPS, mask=None)
-    whole, after, _ = run(z, h, state=None)
-    first, between, _ = run(z[..., :30, :], h[..., :30, :], state=None)
-    second, last, _ = run(z[..., 30:, :], h[..., 30:, :], state=between)
+    whole, after = run(z, h, state=None)
+    first, between = run(z[..., :30, :], h[..., :30, :], state=None)
+    second, last = run(z[..., 30:, :], h[..., 30:, :], state=between)
     assert_close((torch.cat((first, second), -2), last), (whole, after))
 
 

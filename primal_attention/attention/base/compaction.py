@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.ops.gradients import is_transformed
+from primal_attention.ops.op import is_transformed
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:

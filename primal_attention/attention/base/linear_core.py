@@ -101,7 +101,7 @@ def scan_moment(
     future: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""$\phi_q(t)^\top S_t$ [B, N, H, V] with the moment up to each token, and the last moment."""
-    read, after, _ = scan(
+    read, after = scan(
         both_sides(queries.z, keys.z),
         _heads_first(values)[None],
         (queries.feature_map, keys.feature_map),

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from primal_attention.attention.base.card import Mechanism
 from primal_attention.attention.base.compaction import together
 from primal_attention.attention.base.qkv import DecodingAttention
-from primal_attention.ops.gradients import is_transformed
+from primal_attention.ops.op import is_transformed
 from primal_attention.precision import accumulate
 
 # Without cuDNN, which torch prefers on Hopper: it put NaN into the gradients of Attention-SH (fewer

@@ -355,7 +355,7 @@ class PrimalAttention(KSVDLayer, TimedLayer, Sharded, Decoding):
         before, later = None if state is None else state.sums(), None
         if past is None and self.shard is not None:
             before, later = self.shard.around(here)
-        scores, total, _ = scan(z, h, maps, mask, before, steps=steps, future=past is None)
+        scores, total = scan(z, h, maps, mask, before, steps=steps, future=past is None)
         scores = scores if later is None else scores + later
         sums = KernelSums.of_scores(scores, h) if keep and steps is not None else None
         if past is None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from primal_attention.ops.landmarks import Landmarks
-from primal_attention.ops.objective import fused_mean_j, mean_j
+from primal_attention.ops.objective import MeanJInputs, mean_j
+from primal_attention.ops.op import fused
 from primal_attention.ops.primal import Sides, gram, primal_scores
 from primal_attention.precision import accumulate
 
@@ -128,9 +129,9 @@ class KSVDStatistics(NamedTuple):
         rest = self.lambda_diag, self.num_queries, self.num_keys
         if self.sums.given_energies is None:
             given = *self.sums.grams, *self.sums.weights, self.trace
-            fused = fused_mean_j(*given, *rest, half=self.half, **options)
-            if fused is not None:
-                return fused
+            found = fused("mean_j", MeanJInputs(*given, *rest, half=self.half, **options))
+            if found is not None:
+                return found[0]
         trace = self.trace
         if self.sums.trace is not None:
             trace = self.sums.trace

@@ -1,5 +1,5 @@
 """Causal sums over the tokens: running means and scans."""
 
-from primal_attention.ops.causal.eager import Scanned, running_mean, scan, token_counts
+from primal_attention.ops.causal.eager import running_mean, scan, token_counts
 
-__all__ = ["Scanned", "running_mean", "scan", "token_counts"]
+__all__ = ["running_mean", "scan", "token_counts"]

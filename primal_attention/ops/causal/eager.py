@@ -25,27 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from primal_attention.ops.op import chunk_size, fused, is_exporting, may_run_fused
-from primal_attention.ops.primal.eager import (
-    Maps,
-    features,
-    gram,
-    grown,
-    rows_of,
-    tokens_first,
-    zeroed,
-)
+from primal_attention.ops.primal.eager import Maps, features, rows_of, zeroed
 from primal_attention.ops.walk import Tensors, walk
 from primal_attention.precision import accumulate, without_autocast
 
 BLOCK = 64  # tokens
-
-
-class Scanned(NamedTuple):
-    """Reads of all tokens and the sums after the last one, in the accumulation dtype."""
-
-    out: Tensor  # [sides, H, B, N, V]
-    state: Tensor  # [sides, H, B, P, V]: of two sides sums of phi_q u^T and phi_k v^T
-    grams: Tensor | None  # [2, H, B, P, P], where wanted
 
 
 class ScanInputs(NamedTuple):
@@ -61,15 +45,6 @@ class ScanInputs(NamedTuple):
     future: bool
 
 
-class MeanInputs(NamedTuple):
-    """All that running means are made of."""
-
-    z: Tensor  # [B, N, H, C]
-    before: Tensor | None  # [B, H, C]: the sum over earlier tokens
-    counts: Tensor  # [B, N]: real tokens up to each
-    token_mask: Tensor | None  # [B, N]
-
-
 def scan(
     z: Tensor,  # [2, H, B, N, C]: queries and keys
     values: Tensor,  # [2, H, B, N, V]: u and v; or [1, H, B, N, V]: v, for e alone
@@ -79,11 +54,11 @@ def scan(
     *,
     steps: Tensor | None = None,  # [H, B, N]: delta, not negative; zero at padded tokens
     future: bool = False,  # whether later tokens are read too, which needs steps
-    grams: bool = False,
-) -> Scanned:
-    """Read at each token the sums up to it; padded tokens read zero and store nothing.
+) -> tuple[Tensor, Tensor]:
+    """Read at each token the sums up to it; return the reads and the sums after the last token.
 
-    No time passes at padded tokens.
+    Both are in the accumulation dtype: [sides, H, B, N, V], and [sides, H, B, P, V], of two sides
+    phi_q u^T and phi_k v^T. Padded tokens read zero and store nothing; no time passes there.
     """
     if future and steps is None:
         raise ValueError("future=True needs steps of time: give steps, zeros where none passes")
@@ -101,57 +76,45 @@ def scan(
         found = fused("scan", given)
         if found is not None:
             out, after = found
-            totals = gram(z, maps, mask) if grams else None
-            return Scanned(out.permute(3, 2, 0, 1, 4), after.permute(2, 1, 0, 3, 4), totals)
-    options = _Options(maps, future, grams)
-    return _scan_eager(options, z, values, mask, state, steps)
+            return out.permute(3, 2, 0, 1, 4), after.permute(2, 1, 0, 3, 4)
+    return _scan_eager(maps, future, (z, values, mask, steps), state)
 
 
 def scan_eager(given: ScanInputs) -> tuple[Tensor, Tensor]:
     """Scan with tokens before heads in plain PyTorch: [B, N, H, sides, V], [B, H, sides, P, V]."""
     z, values, state, steps, mask, *maps, future = given
-    out, after, _ = _scan_eager(
-        _Options(tuple(maps), future, grams=False),
+    rows = (
         z.permute(0, 3, 1, 2, 4),
         values.permute(2, 3, 0, 1, 4),
         None if mask is None else mask[:, :, None],
-        None if state is None else state.permute(2, 1, 0, 3, 4),
         None if steps is None else steps.permute(2, 0, 1),
     )
+    state = None if state is None else state.permute(2, 1, 0, 3, 4)
+    out, after = _scan_eager(tuple(maps), future, rows, state)
     return out.permute(2, 3, 1, 0, 4), after.permute(2, 1, 0, 3, 4)
 
 
-class _Options(NamedTuple):
-    maps: Maps
-    future: bool
-    grams: bool
-
-
 def _scan_eager(
-    options: _Options,
-    z: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    state: Tensor | None,
-    steps: Tensor | None,
-) -> Scanned:
+    maps: Maps, future: bool, given: Tensors, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scan z, values, mask and steps with heads before tokens."""
+    z, values, mask, steps = given
     rows = (z, values, mask, None if steps is None else steps.unsqueeze(-1))
-    before = (state, None)[: 1 + options.grams]
-    (out,), (after, *rest) = walk(partial(_scan, options), before, rows)
-    if options.future and chunk_size(z) < z.shape[-2]:
-        (later,), _ = walk(partial(_scan_later, options.maps), (None,), rows, reverse=True)
+    (out,), (after,) = walk(partial(_scan, maps, future), (state,), rows)
+    if future and chunk_size(z) < z.shape[-2]:
+        (later,), _ = walk(partial(_scan_later, maps), (None,), rows, reverse=True)
         out = out + later
-    return Scanned(out, after, rest[0] if options.grams else None)
+    return out, after
 
 
 def _scan(
-    options: _Options, state: Tensors, rows: Tensors, shared: Tensors
+    maps: Maps, future: bool, state: Tensors, rows: Tensors, shared: Tensors
 ) -> tuple[list[Tensor], list[Tensor]]:
-    (maps, future, grams), (z, values, mask, steps) = options, rows
+    z, values, mask, steps = rows
     phi, values = features(z, maps, mask), zeroed(accumulate(values), mask)
     steps = None if steps is None else zeroed(accumulate(steps), mask).squeeze(-1)
     out, after = read_and_store(phi, values, state[0], steps, future=future)
-    return [out], [after, *([grown(state[1], phi.mT @ phi)] if grams else [])]
+    return [out], [after]
 
 
 def _scan_later(
@@ -299,31 +262,7 @@ def running_mean(
 
     It keeps nothing of the sequence for the backward pass.
     """
-    *lead, N, C = z.shape
-    if z.ndim > 3 and z.numel():
-        B = lead[-1]
-        before = None if total is None else total.reshape(-1, B, C).transpose(0, 1)
-        given = MeanInputs(
-            tokens_first(z.reshape(-1, B, N, C)), before, counts[:, :, 0], rows_of(mask)
-        )
-        found = fused("running_mean", given)
-        if found is not None:
-            mean, after = found
-            return mean.permute(2, 0, 1, 3).view(z.shape), after.transpose(0, 1).reshape(
-                *lead, 1, C
-            )
     with without_autocast(z.device):
         sums = zeroed(accumulate(z), mask).cumsum(-2)
         sums = sums if total is None else sums + total
         return (sums / counts.clamp(min=1)).to(z.dtype), sums[..., -1:, :]
-
-
-def mean_eager(given: MeanInputs) -> tuple[Tensor, Tensor]:
-    """Running means with tokens before heads and the sum after the last, in plain PyTorch."""
-    sums = accumulate(given.z)
-    if given.token_mask is not None:
-        sums = torch.where(given.token_mask[:, :, None, None], sums, 0.0)
-    sums = sums.cumsum(1)
-    sums = sums if given.before is None else sums + given.before[:, None]
-    mean = sums / given.counts.clamp(min=1)[:, :, None, None]
-    return mean.to(given.z.dtype), sums[:, -1]

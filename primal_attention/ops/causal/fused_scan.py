@@ -21,35 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from primal_attention.ops.causal.eager import ScanInputs
-from primal_attention.ops.causal.fused_dual_walks import (
-    features_of,
-    load_segment_rows,
-    rows_of,
-    store_segment_rows,
-    times,
-)
-from primal_attention.ops.triton.launch import (
-    PRECISION,
-    constant,
-    contiguous_rows,
-    divide,
-    float32,
-    mask_bytes,
-    padded,
-)
-from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.tiles import (
-    columns_of,
-    existing,
-    load_stacked,
-    lowered_product,
-    pull_back,
-    real_tokens,
-    scaled,
-    share_of_tokens,
-    walk,
-)
+from primal_attention.ops.causal.eager import ScanInputs, scan_eager
+from primal_attention.ops.op import Backward, FusedOp
+from primal_attention.ops.triton import launch
+from primal_attention.ops.triton import tiles as tt
+from primal_attention.ops.triton.launch import PRECISION, float32, launched, padded
 
 # Tokens of a block, by the padded number of entries of a sum, at most, and the arithmetic of
 # products. Both passes have the same blocks: the backward pass reads the sums of the forward pass.
@@ -79,13 +55,44 @@ Sums = Sequence[Tensor | None]
 NO_SUMS: Sums = (None, None, None)
 
 
-def is_scannable(z: Tensor, values: Tensor) -> bool:
-    """Return whether the passes are made for these dtypes and sizes."""
-    if not {z.dtype, values.dtype} <= set(PRECISION):
-        return False
-    P, V = padded(z.shape[-1]), padded(values.shape[-1])
-    largest = max(key[0] for key in BLOCKS if key[1] == PRECISION[z.dtype])
-    return max(P, V) <= WIDEST and largest >= P * V
+class ScanOp(FusedOp):
+    """Scan of sums: each token reads the sums over the tokens up to it, or over all."""
+
+    name = "scan"
+    inputs = ScanInputs
+    differentiable = ("z", "values", "state", "steps")
+    outputs = ("out", "after", *KEPT)
+    num_outputs = first_kept = 2
+
+    def supports(self, given: ScanInputs) -> bool:
+        """Return whether the passes are made for these dtypes, sizes and maps."""
+        z, values, maps = given.z, given.values, {given.map_q, given.map_k}
+        if not {z.dtype, values.dtype} <= set(PRECISION) or not tt.has_maps(*maps - {"unit_elu"}):
+            return False
+        P, V = padded(z.shape[-1]), padded(values.shape[-1])
+        largest = max(key[0] for key in BLOCKS if key[1] == PRECISION[z.dtype])
+        return max(P, V) <= WIDEST and largest >= P * V
+
+    def empty(self, given: ScanInputs) -> Sequence[Tensor]:
+        """Allocate the reads of the tokens, the sums after the last one, and sums of the blocks."""
+        (_, B, N, H, P), (sides, V) = given.z.shape, given.values.shape[2::2]
+        out, after = float32(given.z, B, N, H, sides, V), float32(given.z, B, H, sides, P, V)
+        past = _Call(given).new_sums()
+        later = [torch.empty_like(x) if given.future else x.new_empty(0) for x in past]
+        return [out, after, *past, *later]
+
+    def forward(self, given: ScanInputs, *, keep: bool) -> Sequence[Tensor]:
+        """Return the reads of the tokens, the sums after the last one, and sums of the blocks."""
+        return scan_forward(given)
+
+    def backward(self, given: ScanInputs, call: Backward) -> dict[str, Tensor]:
+        """Return the gradients of the tokens, their values, the state and the steps."""
+        sums = [each if each.numel() else None for each in call.kept]
+        return scan_backward(given, sums, *call.grads)
+
+    def eager(self, given: ScanInputs) -> Sequence[Tensor]:
+        """Return the outputs and the sums, in plain PyTorch."""
+        return scan_eager(given)
 
 
 class _Rows(NamedTuple):
@@ -96,9 +103,9 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "_Rows":
-        tensor = contiguous_rows(tensor)
+        tensor = launch.contiguous_rows(tensor)
         of_side, of_batch, of_tokens, of_heads, _ = tensor.stride()
-        return cls(tensor, (of_side, of_batch, constant(of_tokens), of_heads))
+        return cls(tensor, (of_side, of_batch, launch.constant(of_tokens), of_heads))
 
 
 class _Call:
@@ -111,7 +118,7 @@ class _Call:
         precision = PRECISION[given.z.dtype]
         entries = padded(self.P) * padded(self.V)
         block = BLOCKS[min(x for x in BLOCKS if x[1] == precision and x[0] >= entries)]
-        self.segments = divide(given.z[0], block)
+        self.segments = launch.divide(given.z[0], block)
         self.blocks, self.parts = -(-self.N // block), -(-block // _ROWS)
         self.num_warps = 4 if entries <= 64 * 64 else 8
         self.kept = torch.bfloat16 if given.z.dtype == torch.bfloat16 else torch.float32
@@ -147,7 +154,7 @@ class _Call:
     @cached_property
     def mask(self) -> Tensor | None:
         """The real tokens as numbers."""
-        return mask_bytes(self.given.token_mask)
+        return launch.mask_bytes(self.given.token_mask)
 
     def launch_blocks(self, function: Any, kinds: int, *arguments: Any, **options: Any) -> None:
         """Launch programs of so many kinds for the tokens of each block."""
@@ -197,13 +204,6 @@ class _Call:
             SIDES=self.sides, BACKWARD=backward, WIDTH=_ENTRIES,
         )  # fmt: skip
         return (states, starts, elapsed if timed else None), after
-
-
-def kept_sums(given: ScanInputs) -> list[Tensor]:
-    """Allocate the sums of both directions; empty ones for a direction without sums."""
-    past = _Call(given).new_sums()
-    later = [torch.empty_like(x) if given.future else x.new_empty(0) for x in past]
-    return [*past, *later]
 
 
 def scan_forward(given: ScanInputs) -> list[Tensor]:
@@ -331,7 +331,7 @@ def _walk_segment(
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, SIDES: tl.constexpr,
     FEATURE_MAP: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    b, h, first, last = share_of_tokens(program, N, H, number, tokens)
+    b, h, first, last = tt.share_of_tokens(program, N, H, number, tokens)
     z = _side_of(z, storing, b, h, first)
     values, of_values = _side_of(values, side, b, h, first)
     p, v = tl.arange(0, WIDTH_P), column + tl.arange(0, WIDTH_V)
@@ -339,24 +339,24 @@ def _walk_segment(
     state = tl.zeros([WIDTH_P, WIDTH_V], tl.float32)
     time = tl.full([], 0.0, tl.float32)
     for step in tl.range(0, tl.cdiv(last - first, BLOCK), num_stages=1):
-        row = walk(0, last - first, step, BLOCK, BACKWARD)
+        row = tt.walk(0, last - first, step, BLOCK, BACKWARD)
         block = (b * tl.cdiv(N, BLOCK) + (first + row) // BLOCK) * H + h
         kept = states + (block * SIDES + side) * (P * V) + places
         tl.store(kept, state.to(states.dtype.element_ty), mask=inside)
         if elapsed is not None:
             tl.store(elapsed + block, time, mask=column == 0)
-        real = real_tokens(mask, b, N, first + row, last, BLOCK)
-        base, weight, _ = features_of(
+        real = tt.real_tokens(mask, b, N, first + row, last, BLOCK)
+        base, weight, _ = tt.features_of(
             z, row, real, P, WIDTH_P, BLOCK, PRECISION, FEATURE_MAP
         )  # fmt: skip
         keep = real[:, None] & (v < V)[None, :]
-        stored = load_segment_rows((values + column, of_values), row, keep, BLOCK, WIDTH_V)
+        stored = tt.load_segment_rows((values + column, of_values), row, keep, BLOCK, WIDTH_V)
         if steps is not None:
             clock, total = _clock(steps, b, h, N, H, first + row, real, BLOCK)
             weight *= _since(clock) if BACKWARD else _until(clock, total)
             state *= tl.exp(-total)
             time += total
-        state = lowered_product(tl.trans(base), scaled(stored, weight), state, PRECISION)
+        state = tt.lowered_product(tl.trans(base), tt.scaled(stored, weight), state, PRECISION)
     tl.store(ends + (program.to(tl.int64) * SIDES + side) * (P * V) + places, state, mask=inside)
     if passed is not None:
         tl.store(passed + program, time, mask=column == 0)
@@ -409,8 +409,8 @@ def _sum_of(
     left = tl.full([], 1.0, tl.float32)
     if elapsed is not None:
         left = tl.exp(-tl.load(elapsed + block))
-    near = load_stacked(states, block * SIDES + side, P, V, WIDTH_P, WIDTH_V)
-    return near + left * load_stacked(starts, segment * SIDES + side, P, V, WIDTH_P, WIDTH_V)
+    near = tt.load_stacked(states, block * SIDES + side, P, V, WIDTH_P, WIDTH_V)
+    return near + left * tt.load_stacked(starts, segment * SIDES + side, P, V, WIDTH_P, WIDTH_V)
 
 
 @triton.jit
@@ -420,8 +420,8 @@ def _features_at(
     FEATURE_MAP: tl.constexpr,
 ):  # fmt: skip
     """Features of the tokens of a side from a token on, as base and factor; 1 / |z|."""
-    real, rows = real_tokens(mask, b, N, start, N, ROWS), _side_of(z, side, b, h, start)
-    return features_of(rows, 0, real, P, WIDTH_P, ROWS, PRECISION, FEATURE_MAP)
+    real, rows = tt.real_tokens(mask, b, N, start, N, ROWS), _side_of(z, side, b, h, start)
+    return tt.features_of(rows, 0, real, P, WIDTH_P, ROWS, PRECISION, FEATURE_MAP)
 
 
 @triton.jit
@@ -430,21 +430,21 @@ def _rows_at(
     V: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Values of a side, or gradients of what it reads, from a token on."""
-    real, rows = real_tokens(mask, b, N, start, N, ROWS), _side_of(values, side, b, h, start)
-    return rows_of(rows, 0, real, V, WIDTH_V, ROWS, PRECISION)
+    real, rows = tt.real_tokens(mask, b, N, start, N, ROWS), _side_of(values, side, b, h, start)
+    return tt.rows_of(rows, 0, real, V, WIDTH_V, ROWS, PRECISION)
 
 
 @triton.jit
 def _write(target, side, b, h, start, N, rows, C: tl.constexpr):
     """Write rows as the tokens of a side from a token on."""
-    exists = columns_of(existing(start, N, rows.shape[0]), C, rows.shape[1])
-    store_segment_rows(_side_of(target, side, b, h, start), rows, 0, exists)
+    exists = tt.columns_of(tt.existing(start, N, rows.shape[0]), C, rows.shape[1])
+    tt.store_segment_rows(_side_of(target, side, b, h, start), rows, 0, exists)
 
 
 @triton.jit
 def _times_of(steps, mask, b, h, N, H, start, part, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """The time of all tokens of a block, of some of them, and all that passes."""
-    real = real_tokens(mask, b, N, start, N, BLOCK)
+    real = tt.real_tokens(mask, b, N, start, N, BLOCK)
     clock, total = _clock(steps, b, h, N, H, start, real, BLOCK)
     mine = (part * ROWS + tl.arange(0, ROWS))[:, None] == tl.arange(0, BLOCK)[None, :]
     return clock, tl.sum(tl.where(mine, clock[None, :], 0.0), 1), total
@@ -508,15 +508,15 @@ def _read_block(
         )  # fmt: skip
         stored = SIDES - 1 - reader
         rows = _rows_at(values, stored, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION)
-        kernel_matrix = times(near, tl.trans(far), PRECISION) * (weights * f_far[None, :])
-        read = times(kernel_matrix, rows, PRECISION)
+        kernel_matrix = tt.times(near, tl.trans(far), PRECISION) * (weights * f_far[None, :])
+        read = tt.times(kernel_matrix, rows, PRECISION)
         if past[0] is not None:
             sums = _sum_of(past, program, segment, stored, P, V, WIDTH_P, WIDTH_V, SIDES)
-            read += scaled(times(near, sums, PRECISION), _since(near_clock))
+            read += tt.scaled(tt.times(near, sums, PRECISION), _since(near_clock))
         if later[0] is not None:
             sums = _sum_of(later, program, segment, stored, P, V, WIDTH_P, WIDTH_V, SIDES)
-            read += scaled(times(near, sums, PRECISION), _until(near_clock, total))
-        _write(out, reader, b, h, first, N, scaled(read, f_near), V)
+            read += tt.scaled(tt.times(near, sums, PRECISION), _until(near_clock, total))
+        _write(out, reader, b, h, first, N, tt.scaled(read, f_near), V)
 
 
 @launched()
@@ -596,15 +596,15 @@ def _feature_gradients(
         d_read = _rows_at(d_out, near_side, b, h, first, N, mask, V, WIDTH_V, ROWS, PRECISION)
         rows = _rows_at(values, far_side, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION)
         weights = _weights(near_clock, clock, part, True, FUTURE)
-        d_kernel += times(d_read, tl.trans(rows), PRECISION) * weights
+        d_kernel += tt.times(d_read, tl.trans(rows), PRECISION) * weights
         sums = _sum_of(past, program, segment, far_side, P, V, WIDTH_P, WIDTH_V, SIDES)
-        of_past += times(d_read, tl.trans(sums), PRECISION)
+        of_past += tt.times(d_read, tl.trans(sums), PRECISION)
         if steps is not None and part == 0:
             sums *= _sum_of(d_later, program, segment, near_side, P, V, WIDTH_P, WIDTH_V, SIDES)
             across += tl.sum(tl.sum(sums, 1), 0)
         if FUTURE:
             sums = _sum_of(later, program, segment, far_side, P, V, WIDTH_P, WIDTH_V, SIDES)
-            of_later += times(d_read, tl.trans(sums), PRECISION)
+            of_later += tt.times(d_read, tl.trans(sums), PRECISION)
             if steps is not None and part == 0:
                 sums *= _sum_of(d_past, program, segment, near_side, P, V, WIDTH_P, WIDTH_V, SIDES)
                 across += tl.sum(tl.sum(sums, 1), 0)
@@ -612,29 +612,29 @@ def _feature_gradients(
         stored = _rows_at(values, near_side, b, h, first, N, mask, V, WIDTH_V, ROWS, PRECISION)
         d_far = _rows_at(d_out, far_side, b, h, start, N, mask, V, WIDTH_V, BLOCK, PRECISION)
         weights = _weights(near_clock, clock, part, FUTURE, True)
-        d_kernel += times(stored, tl.trans(d_far), PRECISION) * weights
+        d_kernel += tt.times(stored, tl.trans(d_far), PRECISION) * weights
         sums = _sum_of(d_later, program, segment, far_side, P, V, WIDTH_P, WIDTH_V, SIDES)
-        of_later += times(stored, tl.trans(sums), PRECISION)
+        of_later += tt.times(stored, tl.trans(sums), PRECISION)
         if FUTURE:
             sums = _sum_of(d_past, program, segment, far_side, P, V, WIDTH_P, WIDTH_V, SIDES)
-            of_past += times(stored, tl.trans(sums), PRECISION)
-    of_past = scaled(of_past, _since(near_clock))
-    of_later = scaled(of_later, _until(near_clock, total))
+            of_past += tt.times(stored, tl.trans(sums), PRECISION)
+    of_past = tt.scaled(of_past, _since(near_clock))
+    of_later = tt.scaled(of_later, _until(near_clock, total))
     d_kernel *= f_far[None, :]
     if steps is not None:
-        phi = scaled(near, f_near)
+        phi = tt.scaled(near, f_near)
         row, column = part * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
-        shared = times(near, tl.trans(far), PRECISION) * scaled(d_kernel, f_near)
+        shared = tt.times(near, tl.trans(far), PRECISION) * tt.scaled(d_kernel, f_near)
         order = row[:, None] - column[None, :]
         shared = tl.where(order > 0, shared, tl.where(order < 0, -shared, 0.0))
         places = ends + ((b * N + first + tl.arange(0, ROWS)) * H + h) * 4 + NEAR * 2
-        keep = existing(first, N, ROWS)
+        keep = tt.existing(first, N, ROWS)
         tl.store(places, tl.sum(phi * of_past, 1) + tl.sum(shared, 1), mask=keep)
         tl.store(places + 1, tl.sum(phi * of_later, 1), mask=keep)
         if READS:
             tl.store(crossing + program * SIDES + near_side, across, mask=part == 0)
-    d_phi = lowered_product(d_kernel, far, of_past + of_later, PRECISION)
-    _write(dz, NEAR, b, h, first, N, pull_back(near, f_near, inverse, d_phi, NEAR_MAP), P)
+    d_phi = tt.lowered_product(d_kernel, far, of_past + of_later, PRECISION)
+    _write(dz, NEAR, b, h, first, N, tt.pull_back(near, f_near, inverse, d_phi, NEAR_MAP), P)
 
 
 @launched()
@@ -644,10 +644,10 @@ def step_gradients(
     """Gradients of the steps of a block: of all pairs of tokens that have the step between them."""
     program = tl.program_id(0)
     b, h, start, _ = _block_of(program, N, H, 1, N, BLOCK)
-    real = real_tokens(mask, b, N, start, N, BLOCK)
+    real = tt.real_tokens(mask, b, N, start, N, BLOCK)
     _, total = _clock(steps, b, h, N, H, start, real, BLOCK)
     places = (b * N + start + tl.arange(0, BLOCK)) * H + h
-    exists = existing(start, N, BLOCK)
+    exists = tt.existing(start, N, BLOCK)
     as_later = tl.zeros([BLOCK], tl.float32)
     as_earlier = tl.zeros([BLOCK], tl.float32)
     for side in tl.static_range(2):

@@ -19,9 +19,7 @@ from primal_attention.ops.op import FusedOp
 from primal_attention.ops.primal import fused_collapse as collapse
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
-from primal_attention.ops.triton.launch import PRODUCTS, Config, padded
-from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.sums import add_up
+from primal_attention.ops.triton.launch import PRODUCTS, Config, add_up, launched, padded
 
 _BLOCK_M, _BLOCK_N = 32, 256  # landmarks and tokens of a program that counts
 # By the arithmetic of the products. Blocks of landmarks; tiles are rows of W.
@@ -119,7 +117,7 @@ def sample(given: Sampled, of_a: torch.dtype) -> tuple[Tensor, Tensor, Tensor, T
     a_e, a_r = (x.new_empty(0 if c is None else (B, H, P, C), dtype=of_a) for c in (c_e, c_r))
     weight_blocks[(B * H, sizes.tiles, 2 // sides)](
         rows, index.contiguous(), *launch.contiguous(w_e, w_r), c_e, c_r, e, r, a_e, a_r,
-        launch.strides(rows), *map(collapse.map_strides, (c_e, c_r)), H, scale, M, P, S, C,
+        launch.strides(rows), *map(launch.matrix_strides, (c_e, c_r)), H, scale, M, P, S, C,
         min(config.block, padded(M)), tile, block, columns, sides, given.precision, **config.launch,
     )  # fmt: skip
     return e, r, a_e, a_r

@@ -61,6 +61,11 @@ class LayerInputs(NamedTuple):
         return self.q_weight.shape[0] // self.num_heads, S, C
 
     @property
+    def counts(self) -> Tensor | None:
+        """Real tokens up to each, [B, N]; None where all are real."""
+        return None if self.token_mask is None else self.token_mask.cumsum(1)
+
+    @property
     def maps(self) -> tuple[str, str]:
         """Feature maps of the queries and of the keys."""
         return self.map_q, self.map_k
@@ -119,10 +124,9 @@ def layer(inputs: LayerInputs) -> LayerResult:
     mask = None if token_mask is None else token_mask[:, :, None]
     z, h = _projected(inputs)
     counts = token_counts(x, token_mask, None)[:, :, None]
-    grams = None
     if inputs.is_dual and inputs.causal:
         assert h is not None
-        scores, total, grams = scan(z, h, maps, mask, grams=inputs.grams)
+        scores, total = scan(z, h, maps, mask)
         scores = scores / counts.clamp(min=1)
         weights = total.flip(0) / counts.clamp(min=1)[:, -1:]
     else:
@@ -133,10 +137,7 @@ def layer(inputs: LayerInputs) -> LayerResult:
         both = None if w_e is None or w_r is None else torch.cat((w_e, w_r), -1)
         weights = weights_given_x(both, sides, sides, inputs.landmarks)
         scores = primal_scores(z, weights, maps, mask)
-    if inputs.grams and grams is None:
-        grams = gram(z, maps, mask)
-    by_sequence = None if grams is None else grams.transpose(1, 2)
-    gram_q, gram_k = (x.new_empty(0), x.new_empty(0)) if by_sequence is None else by_sequence
+    gram_q, gram_k = gram(z, maps, mask).transpose(1, 2) if inputs.grams else x.new_empty(2, 0)
     w_e, w_r = weights.transpose(1, 2) if weights.ndim == 5 else weights
     statistics = parameter_trace(inputs), softplus_lambda(inputs)
     return LayerResult(_outputs(inputs, scores), gram_q, gram_k, w_e, w_r, *statistics)

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.causal import fused_dual as causal_dual
 from primal_attention.ops.causal import fused_mean
 from primal_attention.ops.landmarks import fused as landmarks
@@ -25,8 +24,8 @@ from primal_attention.ops.op import Backward, FusedOp
 from primal_attention.ops.primal import fused as primal
 from primal_attention.ops.primal import fused_collapse as collapse
 from primal_attention.ops.primal.eager import Attended
-from primal_attention.ops.triton.launch import DOTS, PRODUCTS, Segments, float32, padded
-from primal_attention.ops.triton.sums import column_sum
+from primal_attention.ops.triton import tiles as tt
+from primal_attention.ops.triton.launch import DOTS, PRODUCTS, Segments, column_sum, float32, padded
 from primal_attention.precision import operand_dtype
 
 _PROJECTIONS = {
@@ -51,7 +50,7 @@ class LayerOp(FusedOp):
     def supports(self, given: LayerInputs) -> bool:
         """Return whether the passes take these dtypes, sizes and maps."""
         (P, S, C), dtype = given.sizes, given.x.dtype
-        if dtype not in DOTS or not all(map(has_fused_form, given.maps)):
+        if dtype not in DOTS or not tt.has_maps(*given.maps):
             return False
         if given.is_dual and given.causal:
             return causal_dual.takes_sizes(dtype, P, S, C, *given.maps)
@@ -210,9 +209,7 @@ def _forward_given(given: LayerInputs, rows: Tensor) -> tuple[Tensor, ...]:
     """Compute outputs, Gram matrices, W_e, W_r, rows, A_e and A_r of weights of parameters."""
     if given.causal:
         z = torch.unflatten(rows, -1, (2 * given.num_heads, -1))  # heads of one tensor
-        counts = fused_mean.counts_if_masked(z, given.token_mask)
-        means, _ = fused_mean.means(z, None, counts, given.token_mask)
-        rows = means.flatten(2)
+        rows = fused_mean.means(z, given.counts, given.token_mask).flatten(2)
     if given.positions is None:
         weights = _given_weights(given)
         e, r = (w.new_empty(w.shape, dtype=torch.float32) for w in weights[:2])
@@ -238,7 +235,7 @@ def _backward_given(
     into = primal.InputGradients(dq, dk, da_e, da_r, d_bias)
     d_shift = None
     if given.causal:
-        d_rows, d_shift = _mean_gradients(rows_of, d, into, d_qk.flatten(2, 3))
+        d_rows, d_shift = _mean_gradients(rows_of, given.counts, d, into, d_qk.flatten(2, 3))
     else:
         primal.write_gradients(rows_of, d.outputs, into)
     used = (None, None) if d.out is None else (da_e, da_r)
@@ -251,15 +248,18 @@ def _backward_given(
 
 
 def _mean_gradients(
-    rows_of: Attended, d: LayerGradients, into: primal.InputGradients, d_z: Tensor
+    rows_of: Attended,
+    counts: Tensor | None,
+    d: LayerGradients,
+    into: primal.InputGradients,
+    d_z: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute gradients of queries and keys before the means, side by side, and their column sum.
 
     The pass that writes the gradients of the means divides them by the number of tokens, except in
     float16, whose range is short. It adds up its shares too, which the walk then has as segments.
     """
-    q, mask = rows_of.q, rows_of.token_mask
-    counts, known = fused_mean.counts_if_masked(q, mask), None
+    q, known = rows_of.q, None
     divided = q.dtype != torch.float16 and primal.takes_one_pass(rows_of)
     if divided and not fused_mean.is_one_segment(d_z):
         shares, (B, _, *head) = primal.gradient_shares(rows_of), d_z.shape
@@ -268,23 +268,22 @@ def _mean_gradients(
             known = Segments(shares.tokens, shares.splits), sums
     by_counts = primal.ByCounts(counts) if divided else None
     primal.write_gradients(rows_of, d.outputs, into, by_counts, None if known is None else known[1])
-    dz, total = fused_mean.mean_gradients_with_sum(d_z, counts, mask, divided=divided, known=known)
+    mask = rows_of.token_mask
+    dz, total = fused_mean.mean_gradients(d_z, counts, mask, divided=divided, known=known)
     return dz.flatten(2), total.flatten()
 
 
 def _dual_of(given: LayerInputs, rows: Tensor) -> causal_dual.Dual:
-    counts = fused_mean.counts_if_masked(given.x, given.token_mask)
-    maps = *given.score_maps, given.score_bias
-    return causal_dual.Dual(
-        *_dual_tokens(given, rows), *maps, counts, given.token_mask, *given.maps
-    )
+    tokens, maps = _dual_tokens(given, rows), (*given.score_maps, given.score_bias)
+    return causal_dual.Dual(*tokens, *maps, given.counts, given.token_mask, *given.maps)
 
 
 def _dual_tokens(given: LayerInputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """View the rows [B, N, 2 H P + 2 H S] as q, k [B, N, H, P] and h [B, N, 2, H, S]."""
-    q, k, _, _ = fused_dual.heads_of(given, rows)
-    of_h = given.num_heads * given.sizes[1]
-    return q, k, torch.unflatten(rows[..., -2 * of_h :], -1, (2, given.num_heads, -1))
+    (P, S, _), H = given.sizes, given.num_heads
+    qk, h = rows.split_with_sizes((2 * H * P, 2 * H * S), -1)
+    q, k = torch.unflatten(qk, -1, (2, H, P)).unbind(2)
+    return q, k, torch.unflatten(h, -1, (2, H, S))
 
 
 def _backward_dual_causal(given: LayerInputs, kept: Kept, d: LayerGradients) -> _Rows:

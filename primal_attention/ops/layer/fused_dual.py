@@ -22,9 +22,7 @@ from primal_attention.ops.primal import fused_moment
 from primal_attention.ops.primal.eager import Attended, MomentInputs
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
-from primal_attention.ops.triton.launch import DOTS, PRODUCTS, padded
-from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.sums import add_up, summed
+from primal_attention.ops.triton.launch import DOTS, PRODUCTS, add_up, launched, padded, summed
 from primal_attention.precision import operand_dtype
 
 # By the largest padded width. The first pass of the backward pass, and the second, which has no
@@ -131,7 +129,7 @@ def forward_dual(given: LayerInputs, rows: Tensor, inverse_n: Tensor) -> tuple[T
     whole_blocks[(B * H,)](
         *heads, c_e, c_r, *launch.contiguous(given.score_bias), launch.mask_bytes(mask),
         inverse_n, out, *(grams if given.grams else (None, None)), e, r, a_e, a_r,
-        *map(launch.strides, (q, heads.h_e, out)), *map(collapse.map_strides, (c_e, c_r)), N, H,
+        *map(launch.strides, (q, heads.h_e, out)), *map(launch.matrix_strides, (c_e, c_r)), N, H,
         P, S, C, *given.maps, DOTS[q.dtype], precision,
         config.block, padded(P), padded(S), padded(max(P, C)), **config.launch,
     )  # fmt: skip
@@ -217,7 +215,7 @@ def _write_whole(
         *launch.contiguous(kept.e, kept.r, d.e, d.r), c_e, c_r, launch.mask_bytes(given.token_mask),
         kept.inverse_n, *d_heads, *parts, bias_parts,
         *map(launch.strides, (heads.q, heads.h_e, d_out, d_heads.q, d_heads.h_e)),
-        *map(collapse.map_strides, (c_e, c_r)), N, H, P, S, C, *given.maps, DOTS[dtype],
+        *map(launch.matrix_strides, (c_e, c_r)), N, H, P, S, C, *given.maps, DOTS[dtype],
         PRODUCTS[dtype], config.block, padded(P), padded(S), padded(C), stages, **config.launch,
     )  # fmt: skip
     dc_e, dc_r = torch.empty_like(c_e), torch.empty_like(c_r)

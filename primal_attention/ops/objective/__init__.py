@@ -1,10 +1,10 @@
 """The KSVD objectives of one pass of one layer."""
 
 from primal_attention.ops.objective.eager import (
-    fused_mean_j,
+    MeanJInputs,
     mean_j,
     mean_over_sequences,
     unexplained_energy,
 )
 
-__all__ = ["fused_mean_j", "mean_j", "mean_over_sequences", "unexplained_energy"]
+__all__ = ["MeanJInputs", "mean_j", "mean_over_sequences", "unexplained_energy"]

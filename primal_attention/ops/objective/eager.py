@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.ops.op import fused
-
 
 class MeanJInputs(NamedTuple):
     """All that J needs where Gram matrices are known."""
@@ -26,12 +24,6 @@ class MeanJInputs(NamedTuple):
     lambda_squared: bool = False
     squared: bool = True
     half: bool = False  # precision of the tokens: products need not hold all digits of float32
-
-
-def fused_mean_j(*tensors: Tensor | None, **options: bool) -> Tensor | None:
-    """Compute :func:`mean_j` of :class:`MeanJInputs`; None where no backend supports them."""
-    found = fused("mean_j", MeanJInputs(*tensors, **options))  # type: ignore[arg-type]
-    return None if found is None else found[0]
 
 
 def mean_j_of_grams(given: MeanJInputs) -> Tensor:

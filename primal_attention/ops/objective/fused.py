@@ -15,9 +15,7 @@ from primal_attention.ops.objective.eager import MeanJInputs, mean_j_of_grams
 from primal_attention.ops.op import Backward, FusedOp
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
-from primal_attention.ops.triton.launch import PRODUCTS, padded
-from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.sums import add_up
+from primal_attention.ops.triton.launch import PRODUCTS, add_up, launched, padded
 
 _BLOCK = 64  # rows and columns of a Gram matrix that are multiplied at once, at most
 _TILE = 32  # directions, at most

@@ -11,15 +11,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.op import Backward, FusedOp
 from primal_attention.ops.primal import fused_moment
 from primal_attention.ops.primal.eager import Attended, MomentInputs, collapsed_eager
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
-from primal_attention.ops.triton.launch import DOTS, Config, Shares, padded
-from primal_attention.ops.triton.launcher import Descriptor, launched
-from primal_attention.ops.triton.sums import summed
+from primal_attention.ops.triton.launch import (
+    DOTS,
+    Config,
+    Descriptor,
+    Shares,
+    launched,
+    padded,
+    summed,
+)
 
 # By the larger padded dim of a head.
 FORWARD = {
@@ -58,7 +63,7 @@ class PrimalOp(FusedOp):
     def supports(self, given: Attended) -> bool:
         """Return whether the passes take these dtypes, sizes and maps."""
         q, k = given.q, given.k
-        maps = has_fused_form(given.map_q) and has_fused_form(given.map_k)
+        maps = tt.has_maps(given.map_q, given.map_k)
         same = q.dtype == k.dtype and q.shape == k.shape
         return maps and same and q.dtype in DOTS and width_of(given) <= 256
 
@@ -208,7 +213,7 @@ def _write_at_once(
             launch.mask_bytes(given.token_mask), counts, _blocks(d_rows, config, real), d_gram_q,
             d_gram_k, dq_rows, dk_rows, *small, sums,
             *map(launch.strides, (z_q, z_k, d_rows, dq_rows, dk_rows)),
-            launch.count_strides(counts), *map(launch.batch_stride, (a_e, a_r)), N, H,
+            launch.matrix_strides(counts), *map(launch.batch_stride, (a_e, a_r)), N, H,
             shares.splits, shares.tokens, B, shares.sequences if shares.sequences > 1 else None, P,
             C, given.map_q, given.map_k, DOTS[given.q.dtype], config.block, padded(P), padded(C),
             by_counts is not None, shares.whole, **options,

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
-from primal_attention.ops.triton.launch import DOTS, padded
-from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.sums import add_up
+from primal_attention.ops.triton.launch import DOTS, add_up, launched, padded
 
 _TILE = 64  # rows of W that one program takes, at most
 
@@ -67,11 +65,6 @@ def map_sizes(P: int, S: int, c_e: Tensor | None, c_r: Tensor | None, tile: int)
     return MapSizes(P, S, C, min(padded(P), tile), block, min(padded(C), columns))
 
 
-def map_strides(c: Tensor | None) -> tuple[int, ...]:
-    """Return strides of an output map that may be missing."""
-    return (0, 0) if c is None else c.stride()
-
-
 def collapse(
     weights: CollapseWeights,
     precision: str,
@@ -86,8 +79,9 @@ def collapse(
         e.new_empty(0 if c is None else (*lead, P, sizes.C), dtype=of_a) for c in (c_e, c_r)
     )
     collapse_blocks[(matrices, sizes.tiles, 2)](
-        *launch.contiguous(e, r), c_e, c_r, *(copies or (None, None)), a_e, a_r, map_strides(c_e),
-        map_strides(c_r), *sizes, precision, num_warps=launch.warps_of(2 * sizes.tiles * matrices),
+        *launch.contiguous(e, r), c_e, c_r, *(copies or (None, None)), a_e, a_r,
+        *map(launch.matrix_strides, (c_e, c_r)), *sizes, precision,
+        num_warps=launch.warps_of(2 * sizes.tiles * matrices),
     )  # fmt: skip
     return a_e, a_r
 
@@ -118,7 +112,7 @@ def pull_back_sides(
     parts = [None if da is None else e.new_empty(shape, dtype=torch.float32) for da in grads[2:]]
     total_blocks[(matrices, sizes.tiles, 2)](
         c_e, c_r, *launch.contiguous(e, r, *grads), *totals, *parts,
-        map_strides(c_e), map_strides(c_r), scale, *sizes, precision,
+        *map(launch.matrix_strides, (c_e, c_r)), scale, *sizes, precision,
         num_warps=launch.warps_of(2 * sizes.tiles * matrices),
     )  # fmt: skip
     return totals, parts

@@ -11,14 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from primal_attention.feature_maps import has_fused_form
 from primal_attention.ops.op import Backward, FusedOp
 from primal_attention.ops.primal.eager import MomentInputs, moment_eager
 from primal_attention.ops.triton import launch
 from primal_attention.ops.triton import tiles as tt
-from primal_attention.ops.triton.launch import DOTS, Config, padded
-from primal_attention.ops.triton.launcher import launched
-from primal_attention.ops.triton.sums import summed
+from primal_attention.ops.triton.launch import DOTS, Config, launched, padded, summed
 
 # By the padded head dim. Tiles are columns of the moment.
 HALF = {
@@ -55,7 +52,7 @@ class MomentOp(FusedOp):
         assert values is not None
         sizes = padded(z.shape[-1]) <= 256 and 0 < values.shape[-1] <= 256
         same = z.dtype == values.dtype and z.dtype in DOTS
-        return same and sizes and has_fused_form(given.feature_map)
+        return same and sizes and tt.has_maps(given.feature_map)
 
     def forward(self, given: MomentInputs, *, keep: bool) -> Sequence[Tensor]:
         """Return the moment [B, H, P, S]."""

@@ -7,8 +7,16 @@ and zero outside the tensor. Letters: B batch, N tokens, H heads, C head dim, n 
 import triton
 import triton.language as tl
 
+from primal_attention.feature_maps import FIXED_MAPS, cosine, elu, identity, relu
+
 # Arguments whose values make no difference to the code, so that no length is compiled for.
 LENGTHS = ["N", "H", "splits", "tokens", "B", "sequences"]
+_MAPS = {"cosine": cosine, "elu": elu, "relu": relu, "identity": identity}  # of `features`
+
+
+def has_maps(*names: str) -> bool:
+    """Return whether the device code has these feature maps under their names."""
+    return all(name in _MAPS and FIXED_MAPS.get(name) is _MAPS[name] for name in names)
 
 
 @triton.jit
@@ -370,3 +378,69 @@ def pull_back(base, factor, inverse, d_phi, FEATURE_MAP: tl.constexpr):
         tl.static_assert(FEATURE_MAP == "identity")
         dz = d_phi
     return dz
+
+
+@triton.jit
+def times(x, y, PRECISION: tl.constexpr):
+    """X y, for lack of a sum to add it to."""
+    return lowered_product(x, y, tl.zeros([x.shape[0], y.shape[1]], tl.float32), PRECISION)
+
+
+@triton.jit
+def segment_of(rows, b, h, first):
+    """Pointer to the first token of a segment of a tensor [B, N, H, C], and how far tokens are."""
+    tensor, strides = rows
+    return sequence_of(tensor, strides, b, h) + first.to(tl.int64) * strides[1], strides[1]
+
+
+@triton.jit
+def _places(row, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Offsets in a segment, short ones: they cost half the registers of pointers."""
+    n, c = row + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    return n[:, None] * stride + c[None, :]
+
+
+@triton.jit
+def load_segment_rows(segment, row, keep, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Load tokens of a segment from a row on in the tensor's dtype, zero where keep is False."""
+    tensor, stride = segment
+    return tl.load(tensor + _places(row, stride, BLOCK, WIDTH), mask=keep, other=0.0)
+
+
+@triton.jit
+def store_segment_rows(segment, rows, row, keep):
+    """Write rows as the tokens of a segment from a row on, where keep is True."""
+    tensor, stride = segment
+    places = tensor + _places(row, stride, rows.shape[0], rows.shape[1])
+    tl.store(places, rows.to(tensor.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def rows_of(
+    segment, row, real,
+    C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Load the tokens of a block as operands of a product, zero where they are not real."""
+    keep = columns_of(real, C, WIDTH)
+    return lowered(load_segment_rows(segment, row, keep, BLOCK, WIDTH), PRECISION)
+
+
+@triton.jit
+def features_of(
+    z, row, real,
+    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    FEATURE_MAP: tl.constexpr,
+):  # fmt: skip
+    """Features of a block [n, P] as factor * base, the base an operand; and 1 / |z|."""
+    dot: tl.constexpr = tl.bfloat16 if PRECISION == "bf16" else tl.float32
+    keep = columns_of(real, P, WIDTH)
+    rows = load_segment_rows(z, row, keep, BLOCK, WIDTH)
+    if FEATURE_MAP == "unit_elu":
+        base, inverse = unit_elu(rows, keep)
+        base, factor = base.to(dot), inverse
+    else:
+        inverse = inverse_norms(rows, FEATURE_MAP, tl.float32)
+        base, factor = features(rows, inverse, real, FEATURE_MAP, dot)
+        if P != WIDTH:  # the map of a zero beside the features need not be zero
+            base = tl.where((tl.arange(0, WIDTH) < P)[None, :], base, 0.0).to(dot)
+    return base, factor, inverse
