@@ -17,7 +17,7 @@ from primal_attention.attention.base.validation import (
 from primal_attention.models.encoder import Encoder
 from primal_attention.precision import accumulation_dtype
 
-POOLINGS = ("mean", "class_token", "flatten", "padded_mean")
+POOLINGS = ("mean", "class_token", "flatten", "padded_mean", "adaptive")
 
 
 class Tower(Sharded):
@@ -31,6 +31,8 @@ class Tower(Sharded):
             all outputs side by side, zero at padding, as the paper does for time series; for
             sequences of at most ``num_tokens`` tokens. ``"padded_mean"``: the sum over the real
             tokens, divided by the padded length, as released for the Long Range Arena.
+            ``"adaptive"``: a mean over the real tokens whose weights are a learnt softmax; they
+            start equal. A linear head on it is a mean of logits of tokens.
         num_tokens: The longest sequence; only ``"flatten"`` needs it.
         dropout: Probability of dropout of the embedded tokens and of the features.
         drop_features: Apply dropout to the features too.
@@ -61,6 +63,9 @@ class Tower(Sharded):
         self.embedding, self.encoder = embedding, encoder
         if pooling == "class_token":
             self.class_token = nn.Parameter(torch.empty(encoder.dim).uniform_(-0.02, 0.02))
+        if pooling == "adaptive":
+            self.importance = nn.Linear(encoder.dim, 1)
+            nn.init.zeros_(self.importance.weight)
 
     @property
     def num_features(self) -> int:
@@ -74,12 +79,16 @@ class Tower(Sharded):
         if token_mask is not None and self.mask_attention:  # whatever padding holds, NaN included
             x = torch.where(token_mask if x.dim() == 2 else token_mask[..., None], x, 0)
         x = F.dropout(self.embedding(x), self.dropout, self.training)
+        if token_mask is not None:
+            token_mask = token_mask[:, :: getattr(self.embedding, "stride", 1)]
         if self.pooling == "class_token":
             x = torch.cat([self.class_token.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
             token_mask = None if token_mask is None else F.pad(token_mask, (1, 0), value=True)
         y = self.encoder(x, token_mask=token_mask if self.mask_attention else None)
         if self.pooling == "class_token":
             return self._features(y[:, 0])
+        if self.pooling == "adaptive":
+            return self._features(self._weighted_mean(y, token_mask))
         if self.pooling != "flatten":
             return self._features(self._mean_over_tokens(y, token_mask))
         return self._flatten(self._features(F.gelu(y)), token_mask)
@@ -102,6 +111,14 @@ class Tower(Sharded):
         if self.pooling in ("mean", "padded_mean"):
             return None
         return f"pooling={self.pooling!r} reads outputs by their place; use pooling='mean'"
+
+    def _weighted_mean(self, y: Tensor, token_mask: Tensor | None) -> Tensor:
+        scores = self.importance(y)
+        if token_mask is not None:  # finite: a sequence without a token has no NaN
+            lowest = torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(~token_mask[..., None], lowest)
+        pooled: Tensor = (scores.softmax(1) * y).sum(1)
+        return pooled
 
     def _flatten(self, y: Tensor, token_mask: Tensor | None) -> Tensor:
         assert self.num_tokens is not None

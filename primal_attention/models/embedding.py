@@ -18,9 +18,10 @@ class Embedding(Sharded):
 
     Args:
         dim: Model dimension D.
-        num_tokens: The longest sequence; as many positions are learnt.
+        num_tokens: The longest sequence; as many positions are learnt, over the stride.
         num_channels: Channels C of tokens that are vectors; a linear map reads them.
         kernel_size: Number of neighbouring vectors that the map reads; odd.
+        stride: Every so many vectors become one token.
         vocab_size: Number of symbols, of tokens that are symbols.
         init_range: Positions start uniform in plus or minus this.
     """
@@ -32,11 +33,16 @@ class Embedding(Sharded):
         *,
         num_channels: int | None = None,
         kernel_size: int = 1,
+        stride: int = 1,
         vocab_size: int | None = None,
         init_range: float = 0.02,
     ):
         check_sizes(
-            dim=dim, num_tokens=num_tokens, num_channels=num_channels, vocab_size=vocab_size
+            dim=dim,
+            num_tokens=num_tokens,
+            num_channels=num_channels,
+            vocab_size=vocab_size,
+            stride=stride,
         )
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd and positive, got {kernel_size}")
@@ -45,17 +51,20 @@ class Embedding(Sharded):
                 "give num_channels (tokens are vectors) or vocab_size (tokens are symbols), "
                 f"got {num_channels=}, {vocab_size=}"
             )
+        if stride > 1 and num_channels is None:
+            raise ValueError(f"stride={stride} is of vectors; symbols are tokens one by one")
         super().__init__()
-        self.num_channels, self.scale = num_channels, math.sqrt(dim)
-        self.reads_neighbours = kernel_size > 1
+        self.num_channels, self.scale, self.stride = num_channels, math.sqrt(dim), stride
+        self.reads_neighbours = kernel_size > 1 or stride > 1
         if vocab_size is not None:
             self.tokens: nn.Module = nn.Embedding(vocab_size, dim)
             nn.init.normal_(self.tokens.weight, std=0.02)
         elif num_channels is not None:
-            linear = nn.Linear if kernel_size == 1 else partial(_Convolution, kernel_size)
+            pointwise = kernel_size == stride == 1
+            linear = nn.Linear if pointwise else partial(_Convolution, kernel_size, stride)
             self.tokens = linear(num_channels, dim)
         self.positions = nn.Parameter(
-            torch.empty(num_tokens, dim).uniform_(-init_range, init_range)
+            torch.empty(-(-num_tokens // stride), dim).uniform_(-init_range, init_range)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,7 +75,7 @@ class Embedding(Sharded):
         else:
             embedded = self.tokens(x) * self.scale
         if self.shard is None:
-            positions = self.positions[: x.shape[1]]
+            positions = self.positions[: embedded.shape[1]]
         else:
             places = torch.arange(x.shape[1], device=x.device)
             positions = self.positions[places + self.shard.before(places[-1] + 1)]
@@ -82,7 +91,7 @@ class Embedding(Sharded):
             check_symbols("x", x)
         elif x.dim() != 3 or x.shape[-1] != self.num_channels:
             raise ValueError(f"x must be [batch, tokens, {self.num_channels}], got {list(x.shape)}")
-        N, longest = x.shape[1], len(self.positions)
+        N, longest = x.shape[1], len(self.positions) * self.stride
         if longest < N:
             raise ValueError(f"x has {N} tokens; the model has positions for {longest}")
 
@@ -96,11 +105,11 @@ def check_symbols(name: str, ids: Tensor) -> None:
 
 
 class _Convolution(nn.Module):
-    """A linear map of each vector and its neighbours; beyond the ends there are zeros."""
+    """A linear map of vectors and their neighbours; beyond the ends there are zeros."""
 
-    def __init__(self, kernel_size: int, num_channels: int, dim: int):
+    def __init__(self, kernel_size: int, stride: int, num_channels: int, dim: int):
         super().__init__()
-        self.conv = nn.Conv1d(num_channels, dim, kernel_size, padding=kernel_size // 2)
+        self.conv = nn.Conv1d(num_channels, dim, kernel_size, stride, padding=kernel_size // 2)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.conv(x.mT).mT

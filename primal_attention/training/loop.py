@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -60,7 +61,14 @@ class Saving(NamedTuple):
     until: float = math.inf
 
 
-def train(recipe: Recipe, task: Task, fabric: Fabric, *, watcher: Watcher | None = None) -> Outcome:
+def train(
+    recipe: Recipe,
+    task: Task,
+    fabric: Fabric,
+    *,
+    watcher: Watcher | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Outcome:
     """Train a recipe on a task and measure the best round on the test cases, once.
 
     Nothing is written: ``train_in`` keeps a run in a directory.
@@ -70,12 +78,13 @@ def train(recipe: Recipe, task: Task, fabric: Fabric, *, watcher: Watcher | None
         task: The cases, loss and metric.
         fabric: From ``launch``.
         watcher: Is told how it goes.
+        weights: The model starts from these in place of random ones.
 
     Raises:
         LostPeerError: One of the processes that train together is gone.
     """
     with with_peers(fabric):
-        return train_alone(recipe, task, fabric, None, watcher, Saving())
+        return train_alone(recipe, task, fabric, None, watcher, Saving(), weights=weights)
 
 
 def train_alone(
@@ -86,11 +95,14 @@ def train_alone(
     watcher: Watcher | None,
     saving: Saving,
     context: DeviceMesh | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Outcome:
     """Train, with checkpoints in a directory that no other run writes to."""
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         run = Run(recipe, task, fabric, directory, watcher or Watcher(), saving, context)
+        if weights is not None:
+            sharded_state.load_model(run.model.module, weights)
         run.run()
         return run.outcome(run.refitted() if recipe.run.refit else run)
 

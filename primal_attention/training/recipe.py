@@ -29,7 +29,7 @@ _CHOICES: dict[str, Collection[Any]] = {  # by field
     "precision": PRECISIONS,
 }
 _AT_LEAST_ONE = (
-    *("num_tokens", "image_size", "patch_size", "num_layers", "head_hidden_dim"),
+    *("num_tokens", "image_size", "patch_size", "num_layers", "stride", "head_hidden_dim"),
     *("batch_size", "epochs", "steps", "eval_every", "patience"),
 )
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {  # by field; None is not looked at
@@ -89,6 +89,7 @@ class ModelSettings(_Settings):
     num_heads: int = 8
     ffn_dim: int = 2048
     kernel_size: int = 1  # of the convolution that embeds vectors; odd
+    stride: int = 1  # of that convolution
     norm: str = "post"  # of a block: "post" or "pre"
     pooling: str = "mean"  # of the tokens before the head
     head_hidden_dim: int | None = None  # of a hidden layer before the outputs

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from primal_attention.attention import ATTENTIONS
-from primal_attention.models import MODELS, SequenceClassifier
+from primal_attention.models import MODELS, Embedding, SequenceClassifier
 
 from .small import (
     CHANNELS,
@@ -26,7 +26,7 @@ from .small import (
     vectors,
 )
 
-POOLINGS = ["mean", "class_token", "flatten"]
+POOLINGS = ["mean", "class_token", "flatten", "adaptive"]
 poolings = pytest.mark.parametrize("pooling", POOLINGS)
 
 
@@ -53,6 +53,37 @@ def test_flatten_puts_the_activated_outputs_side_by_side():
         expected[:, t * D : (t + 1) * D] = y[:, t]
     torch.testing.assert_close(model.pooled(x, token_mask=mask), expected)
     assert model(x, token_mask=mask).shape == (B, K)
+
+
+def test_adaptive_weights_are_a_softmax_over_the_real_tokens():
+    model, x = classifier(pooling="adaptive").double().eval(), vectors()
+    mean = classifier().double().eval()
+    mean.load_state_dict(model.state_dict(), strict=False)
+    torch.testing.assert_close(model(x, token_mask=MASK), mean(x, token_mask=MASK))
+    y, importance = outputs_of(model, x, MASK), randomise(model.tower.importance)
+    weights = importance(y)[..., 0].masked_fill(~MASK, -torch.inf).softmax(1)
+    logits = model.head(y)  # the mean of logits is the logit of the mean
+    expected = torch.einsum("bn,bnk->bk", weights, logits)
+    torch.testing.assert_close(model(x, token_mask=MASK), expected)
+    nothing = torch.zeros_like(MASK)
+    assert model(x, token_mask=nothing).isfinite().all()
+
+
+def test_a_stride_makes_one_token_of_some_steps():
+    torch.manual_seed(0)
+    tokens = Embedding(D, N, num_channels=CHANNELS, kernel_size=3, stride=4).double()
+    model = SequenceClassifier(tokens, encoder(), K).double().eval()
+    x, mask = vectors(), torch.arange(N) < torch.tensor([[N], [5], [1]])
+    assert tokens(x).shape == (B, 3, D)
+    kernel = tokens.tokens.conv
+    third = F.pad(x, (0, 0, 0, 1))[:, 7:10].mT.flatten(1) @ kernel.weight.flatten(1).mT
+    expected = (third + kernel.bias) * tokens.scale + tokens.positions[2]
+    torch.testing.assert_close(tokens(x)[:, 2], expected)
+    logits = model(x, token_mask=mask)
+    alone = model(x[1:2, :5], token_mask=mask[1:2, :5])
+    torch.testing.assert_close(logits[1:2], alone)
+    with pytest.raises(ValueError, match="stride=2 is of vectors"):
+        Embedding(D, N, vocab_size=7, stride=2)
 
 
 def test_class_token_is_read_where_it_stands():
@@ -128,6 +159,9 @@ def test_without_a_mask_in_attention_only_the_outputs_are_masked(pooling):
     y = outputs_of(model, x, None)
     if pooling == "mean":
         pooled = torch.stack([y[i, MASK[i]].mean(0) for i in range(B)])
+    elif pooling == "adaptive":
+        scores = model.tower.importance(y).masked_fill(~MASK[..., None], -torch.inf)
+        pooled = (scores.softmax(1) * y).sum(1)
     else:
         pooled = (F.gelu(y) * MASK[..., None]).flatten(1)
     torch.testing.assert_close(logits, model.head(pooled))

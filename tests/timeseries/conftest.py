@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 SMALL = {
+    "num_features": 0,
     "num_layers": 1,
     "dim": 14,
     "num_heads": 2,

@@ -16,7 +16,7 @@ def build_sequence_model(recipe: Recipe, sizes: Sizes) -> nn.Module:
     model, num_outputs = recipe.model, sizes.num_outputs
     options: dict[str, Any] = {
         "pooling": model.pooling,
-        "num_tokens": sizes.num_tokens,
+        "num_tokens": -(-sizes.num_tokens // model.stride),
         "dropout": model.dropout,
         "mask_attention": model.mask_attention,
     }
@@ -38,6 +38,7 @@ def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[models.Embeddi
         sizes.num_tokens,
         num_channels=sizes.num_channels,
         kernel_size=model.kernel_size,
+        stride=model.stride,
         vocab_size=sizes.vocab_size,
     )
     if sizes.vocab_size is not None:  # positions start as symbols do
@@ -55,7 +56,7 @@ def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[models.Embeddi
 def attentions_of(recipe: Recipe, sizes: Sizes, *, causal: bool = False) -> list[nn.Module]:
     """Build the attention of each layer of a recipe's model."""
     model = recipe.model
-    longest = sizes.num_tokens + (model.pooling == "class_token")
+    longest = -(-sizes.num_tokens // model.stride) + (model.pooling == "class_token")
     options = {"max_tokens": longest, **model.attention}
     options["causal"] = causal or options.get("causal", False)
     attentions = models.build_attentions(
