@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from primal_attention.analysis.matrices import HeadMatrices
 from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.primal import PrimalAttention
-from primal_attention.patching.hosts.host import Change, PatchedAttention
+from primal_attention.patching.hosts.host import PatchedAttention
 from primal_attention.patching.hosts.transformers_attention import beside_the_host
 from primal_attention.patching.patch import build_layer, resolve_options
 from primal_attention.patching.sites import Site, find_sites, patched_layers
@@ -33,39 +34,13 @@ AnalysableAttention = QKVAttention | PrimalAttention
 _M = TypeVar("_M", bound=nn.Module)
 
 
-class HostedAttention(NamedTuple):
-    """The attention of a foreign model and the layer beside it."""
-
-    module: nn.Module
-    beside: nn.Module
-    settings: list[Change]  # what must change in the host for its attention to be called
-
-    def call_along(self, stack: ExitStack) -> None:
-        """Call the layer beside the host with the host's arguments, by the same names."""
-        signature = inspect.signature(self.module.forward)
-
-        @torch.no_grad()
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            bound = signature.bind(*args, **kwargs).arguments
-            named = {**bound, **bound.pop("kwargs", {})}
-            named.pop("past_key_values", None)  # there is nothing before the tokens of a full pass
-            with beside_the_host():
-                self.beside(**named)
-
-        stack.enter_context(self.module.register_forward_pre_hook(hook, with_kwargs=True))
-        for owner, attribute, new in self.settings:
-            stack.callback(setattr, owner, attribute, getattr(owner, attribute))
-            setattr(owner, attribute, new)
-
-
 @dataclass(frozen=True)
 class AttentionLayer:
     """An attention layer of a model."""
 
     name: str  # its path
     mechanism: AnalysableAttention  # of this library; the one that stands beside a host
-    hosted: HostedAttention | None = None  # where the attention is that of a foreign model
-    patched: PatchedAttention | None = None  # where it was patched into one
+    prepare: Callable[[ExitStack], None]  # hooks of the model that calls it
 
     @property
     def attention(self) -> str:
@@ -84,14 +59,11 @@ class AttentionLayer:
         def hear(captured: Captured) -> None:
             heard.append((self, captured))
 
-        if self.patched is not None:
-            _without_cache(self.patched, stack)
+        self.prepare(stack)
         if isinstance(self.mechanism, PrimalAttention):
             _listen_to_primal(self.mechanism, hear, stack)
-            return
-        _listen_to_attend(self.mechanism, hear, stack)
-        if self.hosted is not None:
-            self.hosted.call_along(stack)
+        else:
+            _listen_to_attend(self.mechanism, hear, stack)
 
 
 class FoundLayers(NamedTuple):
@@ -182,26 +154,43 @@ def _own_layers(model: nn.Module) -> tuple[list[AttentionLayer], dict[str, str]]
             if reason := module.mechanism.why_no_matrix(module):
                 skipped[name] = reason
             else:
-                found.append(AttentionLayer(name, module, patched=around))
+                found.append(AttentionLayer(name, module, partial(_without_cache, around)))
     return found, skipped
 
 
 def _beside(site: Site) -> AttentionLayer:
+    """The attention of a foreign model: a layer beside it, called with the same arguments."""
     parts = site.read()
-    adapter = build_layer(site, parts, "softmax", resolve_options("softmax", {}, parts)).eval()
+    beside = build_layer(site, parts, "softmax", resolve_options("softmax", {}, parts)).eval()
     assert site.host is not None
-    settings = site.host.settings(site.module, site.ancestors)
-    hosted = HostedAttention(site.module, adapter, settings)
-    return AttentionLayer(site.name, adapter.mechanism, hosted)
+    settings = site.host.settings(site.module, site.ancestors)  # so that the host calls attention
+    signature = inspect.signature(site.module.forward)
+
+    @torch.no_grad()
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = signature.bind(*args, **kwargs).arguments
+        named = {**bound, **bound.pop("kwargs", {})}
+        named.pop("past_key_values", None)  # there is nothing before the tokens of a full pass
+        with beside_the_host():
+            beside(**named)
+
+    def prepare(stack: ExitStack) -> None:
+        stack.enter_context(site.module.register_forward_pre_hook(hook, with_kwargs=True))
+        for owner, attribute, new in settings:
+            stack.callback(setattr, owner, attribute, getattr(owner, attribute))
+            setattr(owner, attribute, new)
+
+    return AttentionLayer(site.name, beside.mechanism, prepare)
 
 
-def _without_cache(layer: PatchedAttention, stack: ExitStack) -> None:
+def _without_cache(layer: PatchedAttention | None, stack: ExitStack) -> None:
     """Give a layer whole sequences: with a cache it would continue a state, unheard."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, {name: each for name, each in kwargs.items() if name != "past_key_values"}
 
-    stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+    if layer is not None:
+        stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
 
 
 def _listen_to_primal(layer: PrimalAttention, hear: Hear, stack: ExitStack) -> None:

@@ -1,6 +1,5 @@
 """The spectra of a model's attention: one pass over the data, a few numbers a layer."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -152,11 +151,10 @@ class _Sums:
         )
 
 
-def check_energy(energy: float) -> float:
+def check_energy(energy: float) -> None:
     """Raise unless it is a share of the energy."""
-    if not isinstance(energy, int | float) or not 0 < energy <= 1 or math.isnan(energy):
+    if not isinstance(energy, int | float) or not 0 < energy <= 1:
         raise ValueError(f"energy must be in (0, 1], a share of the energy, got {energy!r}")
-    return float(energy)
 
 
 def layer_rows(spectra: Mapping[str, Spectrum]) -> list[Row]:

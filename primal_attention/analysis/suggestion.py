@@ -87,7 +87,6 @@ def suggestion_from(
     measured: Spectrum, energy: float = 0.9, *, max_directions: int | None = None
 ) -> Suggestion:
     """Suggest from spectra that were measured before."""
-    check_energy(energy)
     layers = tuple(_layer(layer, energy, max_directions) for layer in measured.layers)
     return Suggestion(measured.model, energy, layers)
 

@@ -1,8 +1,5 @@
 """Clauses that every module of any kind should keep: shapes, batches, saving, finite numbers."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +11,7 @@ _SHAPES = ((1, 1), (3, 1), (2, 2), (1, 7), (2, 131))  # B, N
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _AUTOCAST_BOUND = 16 * 2.0**-8  # sixteen roundings to bfloat16
 _GRADIENT_GROWTH = 1e6
+_ENORMOUS = "input of size 1e4"  # whose gradients may be of any size
 
 
 def input_dependence(subject: Subject) -> Findings:
@@ -140,27 +138,21 @@ def training_mode(subject: Subject) -> Findings:
     return findings
 
 
-class _DegenerateInput(NamedTuple):
-    """A degenerate input; `bounded` where its gradients must also be of ordinary size."""
-
-    label: str
-    x: Tensor
-    token_mask: Tensor | None
-    bounded: bool
-
-
-def _degenerate_inputs(subject: Subject, x: Tensor) -> Iterator[_DegenerateInput]:
+def _degenerate_inputs(subject: Subject, x: Tensor) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Degenerate tokens and masks of real ones."""
     batch, length = x.shape[:2]
-    yield _DegenerateInput("zero input", torch.zeros_like(x), None, True)
-    hole = x.clone()
+    zeros, hole = torch.zeros_like(x), x.clone()
     hole[:, 2] = 0
-    yield _DegenerateInput("a zero token among others", hole, None, True)
-    yield _DegenerateInput("constant input", x[:1, :1].expand_as(x), None, True)
-    yield _DegenerateInput("input of size 1e4", 1e4 * x, None, False)
     one, none = (subject.prefix_mask([n] * batch, length) for n in (1, 0))
-    yield _DegenerateInput("one real token", x, one, True)
-    yield _DegenerateInput("one real token that is zero", torch.zeros_like(x), one, True)
-    yield _DegenerateInput("no real token", x, none, True)
+    return {
+        "zero input": (zeros, None),
+        "a zero token among others": (hole, None),
+        "constant input": (x[:1, :1].expand_as(x), None),
+        _ENORMOUS: (1e4 * x, None),
+        "one real token": (x, one),
+        "one real token that is zero": (zeros, one),
+        "no real token": (x, none),
+    }
 
 
 def finite_values(subject: Subject) -> Findings:
@@ -185,12 +177,12 @@ def _observe_cases(findings: Findings, subject: Subject, layer: nn.Module, label
     x, cotangent = subject.tokens(2, 7), subject.tokens(2, 7, seed=1)
     dtype = next((p.dtype for p in layer.parameters()), torch.float32)
     usual = _largest_gradient(Probe(layer, x.to(dtype), cotangent).run())
-    for case in _degenerate_inputs(subject, x.to(dtype)):
-        run = Probe(layer, case.x, cotangent, case.token_mask).run()
-        findings.finite(f"{case.label} in {label}", *run.values())
-        if case.bounded:
+    for case, (tokens, mask) in _degenerate_inputs(subject, x.to(dtype)).items():
+        run = Probe(layer, tokens, cotangent, mask).run()
+        findings.finite(f"{case} in {label}", *run.values())
+        if case != _ENORMOUS:
             growth = _largest_gradient(run) / max(usual, 1.0)
-            findings.at_most(f"gradients of {case.label} in {label}", growth, _GRADIENT_GROWTH)
+            findings.at_most(f"gradients of {case} in {label}", growth, _GRADIENT_GROWTH)
 
 
 def _largest_gradient(run: PassResult) -> float:
