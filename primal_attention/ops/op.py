@@ -4,7 +4,8 @@ The eager form of an op is plain PyTorch. A *backend* may have a fused form for 
 :func:`fused` returns its outputs, or None, so that the caller falls back to the eager form.
 
 Compilation and tensor subclasses need a fused op registered with ``torch.library``. The dispatcher
-costs a call tens of microseconds; a plain call skips it.
+costs a call tens of microseconds; a plain call skips it. Gradients of gradients come from the eager
+form.
 """
 
 import os

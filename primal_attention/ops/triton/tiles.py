@@ -1,7 +1,8 @@
 """Device code for tiles: rows of tokens, small matrices, products, features and their gradients.
 
 Rows are the tokens of a block in one head, [n, C]; rows and matrices are padded to powers of two
-and zero outside the tensor. Letters: B batch, N tokens, H heads, C head dim, n tokens of a block.
+and zero outside the tensor. Rows of a segment are found by short offsets from its first token.
+Letters: B batch, N tokens, H heads, C head dim, n tokens of a block.
 """
 
 import triton
