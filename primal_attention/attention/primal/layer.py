@@ -491,9 +491,11 @@ class PrimalAttention(KSVDLayer, TimedLayer, Sharded, Decoding):
         """Return the state before the first token of ``batch_size`` sequences."""
         H, P = self.num_heads, self.features.feature_dim
         shape = (self.head_dim,) if self.weights == "static" else (P, self.num_directions)
-        side = self._zeros(batch_size, H, *shape)
+        q_side, k_side = (
+            self._zeros(batch_size, H, *shape) for _ in "qk"
+        )  # compilers guard on aliases
         key_sum = self._zeros(batch_size, H, P if self.features.normalised else 0)
-        return PrimalState(side, side, self._zeros(batch_size), key_sum)
+        return PrimalState(q_side, k_side, self._zeros(batch_size), key_sum)
 
     def _continued(
         self, x: Tensor, token_mask: Tensor | None, state: PrimalState
