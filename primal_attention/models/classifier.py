@@ -3,6 +3,8 @@
 Letters: B batch, N tokens, D model dim, C channels, F features, K outputs.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -138,11 +140,9 @@ class SequenceClassifier(nn.Module):
         embedding: Makes vectors [B, N, D] of the tokens.
         encoder: A stack of blocks of the same dimension.
         num_outputs: Classes, or numbers to predict.
-        pooling: See :class:`Tower`, like ``num_tokens`` and ``mask_attention``.
-        num_tokens: The longest sequence; only ``"flatten"`` needs it.
-        dropout: Probability of dropout of the embedded tokens and before a linear head.
-        mask_attention: Give attention the mask.
         hidden_dim: Width of a hidden layer of the head, which reads its features undropped.
+        **options: Those of :class:`Tower`: ``pooling``, ``num_tokens``, ``dropout`` and
+            ``mask_attention``.
     """
 
     def __init__(
@@ -151,39 +151,23 @@ class SequenceClassifier(nn.Module):
         encoder: Encoder,
         num_outputs: int,
         *,
-        pooling: str = "mean",
-        num_tokens: int | None = None,
-        dropout: float = 0.0,
-        mask_attention: bool = True,
         hidden_dim: int | None = None,
+        **options: Any,
     ):
         check_sizes(num_outputs=num_outputs, hidden_dim=hidden_dim)
         super().__init__()
-        self.tower = Tower(
-            embedding,
-            encoder,
-            pooling=pooling,
-            num_tokens=num_tokens,
-            dropout=dropout,
-            drop_features=hidden_dim is None,
-            mask_attention=mask_attention,
-        )
+        self.tower = Tower(embedding, encoder, drop_features=hidden_dim is None, **options)
         features = self.tower.num_features
         self.hidden = None if hidden_dim is None else nn.Linear(features, hidden_dim)
         self.head = nn.Linear(hidden_dim or features, num_outputs)
 
     def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
         """Compute logits [B, K] of sequences of vectors [B, N, C] or of symbols [B, N]."""
-        features = self.pooled(x, token_mask=token_mask)
+        features = self.tower(x, token_mask=token_mask)
         if self.hidden is not None:
             features = F.relu(self.hidden(features))
         logits: Tensor = self.head(features)
         return logits
-
-    def pooled(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
-        """Compute features for the head: [B, D], or [B, num_tokens * D] for flat outputs."""
-        features: Tensor = self.tower(x, token_mask=token_mask)
-        return features
 
 
 class TwoTowerClassifier(nn.Module):

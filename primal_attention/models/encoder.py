@@ -27,7 +27,6 @@ class EncoderBlock(nn.Module):
         ffn_dim: Width of the feed-forward layer.
         norm: ``"pre"`` normalises the input of a branch, ``"post"`` the sum after it.
         dropout: Probability of dropout of the output of a branch, and in the feed-forward layer.
-        bias: Biases of the layers.
         activation: ``"gelu"`` or ``"relu"``, of the feed-forward layer.
     """
 
@@ -39,7 +38,6 @@ class EncoderBlock(nn.Module):
         *,
         norm: str = "pre",
         dropout: float = 0.0,
-        bias: bool = True,
         activation: str = "gelu",
     ):
         check_sizes(dim=dim, ffn_dim=ffn_dim)
@@ -49,10 +47,10 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.norm, self.dropout, self.activation = norm, dropout, activation
         self.attention = attention
-        self.attention_norm = nn.LayerNorm(dim, bias=bias)
-        self.ffn_in = nn.Linear(dim, ffn_dim, bias=bias)
-        self.ffn_out = nn.Linear(ffn_dim, dim, bias=bias)
-        self.ffn_norm = nn.LayerNorm(dim, bias=bias)
+        self.attention_norm = nn.LayerNorm(dim)
+        self.ffn_in = nn.Linear(dim, ffn_dim)
+        self.ffn_out = nn.Linear(ffn_dim, dim)
+        self.ffn_norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
         """Return outputs [B, N, D]; at padded positions they mean nothing."""
@@ -94,25 +92,13 @@ class Encoder(nn.Module):
         attentions: One for each block.
         dim: Model dimension D.
         ffn_dim: Width of the feed-forward layers.
-        norm: See :class:`EncoderBlock`, like ``dropout`` and ``activation``.
-        dropout: Probability of dropout.
-        activation: ``"gelu"`` or ``"relu"``.
+        **options: Those of :class:`EncoderBlock`: ``norm``, ``dropout`` and ``activation``.
     """
 
-    def __init__(
-        self,
-        attentions: Iterable[nn.Module],
-        dim: int,
-        ffn_dim: int,
-        *,
-        norm: str = "pre",
-        dropout: float = 0.0,
-        activation: str = "gelu",
-    ):
+    def __init__(self, attentions: Iterable[nn.Module], dim: int, ffn_dim: int, **options: Any):
         super().__init__()
         self.blocks = nn.ModuleList(
-            EncoderBlock(attention, dim, ffn_dim, norm=norm, dropout=dropout, activation=activation)
-            for attention in attentions
+            EncoderBlock(attention, dim, ffn_dim, **options) for attention in attentions
         )
         if not self.blocks:
             raise ValueError("attentions is empty: an encoder has at least one block")

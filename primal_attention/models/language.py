@@ -39,9 +39,8 @@ class LanguageModel(Sharded):
         attentions: Causal attentions, one a layer.
         dim: Model dimension D.
         ffn_dim: Width of the feed-forward layers.
-        norm: ``"pre"`` or ``"post"``.
         dropout: Probability of dropout of the embedded tokens and in the blocks.
-        activation: ``"gelu"``, or ``"relu"`` as in the paper.
+        **options: Those of :class:`EncoderBlock`: ``norm`` and ``activation``.
     """
 
     def __init__(
@@ -51,9 +50,8 @@ class LanguageModel(Sharded):
         dim: int,
         ffn_dim: int,
         *,
-        norm: str = "pre",
         dropout: float = 0.0,
-        activation: str = "gelu",
+        **options: Any,
     ):
         check_sizes(vocab_size=vocab_size, dim=dim)
         check_probabilities(dropout=dropout)
@@ -68,9 +66,7 @@ class LanguageModel(Sharded):
         self.vocab_size, self.dim, self.dropout = vocab_size, dim, dropout
         self.tokens = nn.Embedding(vocab_size, dim)
         nn.init.normal_(self.tokens.weight, std=dim**-0.5)
-        self.decoder = Encoder(
-            attentions, dim, ffn_dim, norm=norm, dropout=dropout, activation=activation
-        )
+        self.decoder = Encoder(attentions, dim, ffn_dim, dropout=dropout, **options)
 
     def forward(self, ids: Tensor, *, token_mask: Tensor | None = None) -> Tensor:
         """Compute logits [B, N, V] of the token after each of ids [B, N].

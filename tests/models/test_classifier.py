@@ -39,9 +39,9 @@ def test_mean_is_over_the_real_tokens():
     model, x = randomise(classifier().double().eval()), vectors()
     y = outputs_of(model, x, MASK)
     expected = torch.stack([y[i, MASK[i]].mean(0) for i in range(B)])
-    torch.testing.assert_close(model.pooled(x, token_mask=MASK), expected)
+    torch.testing.assert_close(model.tower(x, token_mask=MASK), expected)
     torch.testing.assert_close(model(x, token_mask=MASK), model.head(expected))
-    torch.testing.assert_close(model.pooled(x), outputs_of(model, x, None).mean(1))
+    torch.testing.assert_close(model.tower(x), outputs_of(model, x, None).mean(1))
 
 
 def test_flatten_puts_the_activated_outputs_side_by_side():
@@ -51,7 +51,7 @@ def test_flatten_puts_the_activated_outputs_side_by_side():
     expected = torch.zeros(B, N * D, dtype=torch.float64)
     for t in range(7):
         expected[:, t * D : (t + 1) * D] = y[:, t]
-    torch.testing.assert_close(model.pooled(x, token_mask=mask), expected)
+    torch.testing.assert_close(model.tower(x, token_mask=mask), expected)
     assert model(x, token_mask=mask).shape == (B, K)
 
 
@@ -92,7 +92,7 @@ def test_class_token_is_read_where_it_stands():
     first = part.class_token.expand(B, 1, D)
     mask = torch.cat([torch.ones(B, 1, dtype=torch.bool), MASK], dim=1)
     y = part.encoder(torch.cat([first, part.embedding(x)], dim=1), token_mask=mask)
-    torch.testing.assert_close(model.pooled(x, token_mask=MASK), y[:, 0])
+    torch.testing.assert_close(model.tower(x, token_mask=MASK), y[:, 0])
 
 
 @poolings

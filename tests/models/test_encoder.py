@@ -91,12 +91,6 @@ def test_dropout_reaches_the_hidden_layer():
     assert len(added.unique()) > 3
 
 
-def test_a_block_without_biases_has_none():
-    (attention,) = build_attentions("softmax", 1, D, H, bias=False)
-    names = [name for name, _ in EncoderBlock(attention, D, FFN, bias=False).named_parameters()]
-    assert not [name for name in names if "bias" in name]
-
-
 def test_bad_options_are_named():
     (attention,) = build_attentions("softmax", 1, D, H)
     with pytest.raises(ValueError, match="norm must be one of 'pre', 'post', got 'batch'"):

@@ -131,7 +131,7 @@ def features(protocol, x, mask, model="softmax"):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         sizes = task_of(recipe).sizes
-        return build_model(recipe, sizes).eval().pooled(x, token_mask=mask)
+        return build_model(recipe, sizes).eval().tower(x, token_mask=mask)
 
 
 @pytest.mark.parametrize("protocol", ["paper", "clean"])
