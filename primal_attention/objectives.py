@@ -111,8 +111,9 @@ def _ending_with_its_graph(value: Tensor, kept: list[Passes]) -> Tensor:
 
         def let_go(_: Tensor) -> None:
             if not torch._C._autograd._get_current_graph_task_keep_graph():
-                for passes, layer_runs in zip(kept, runs, strict=True):
-                    passes.let_go(layer_runs)
+                for passes, used in zip(kept, runs, strict=True):
+                    if passes.runs is used:  # no newer ones have replaced them
+                        passes.runs = [run.without_graph() for run in used]
 
         value.register_hook(let_go)  # type: ignore[no-untyped-call]
     return value

@@ -412,7 +412,8 @@ class PrimalAttention(KSVDLayer, TimedLayer, Sharded, Decoding):
 
     def _output(self, scores: Tensor, tokens: Tokens, padding: Compaction | None = None) -> Tensor:
         """Map the scores that are output to the heads, and these to the outputs."""
-        rows = self._chosen(scores).permute(2, 3, 1, 0, 4).flatten(-2)  # [B, N, H, 2 S]
+        scores = scores if self.scores == "both" else self._chosen(scores)
+        rows = scores.permute(2, 3, 1, 0, 4).flatten(-2)  # [B, N, H, 2 S]
         rows = rms_normed(rows, self.score_gain) if self.score_norm else rows
         rows = rows.to(tokens.x.dtype)
         rows = rows if padding is None else padding.unpack(rows)

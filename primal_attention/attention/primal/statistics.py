@@ -155,16 +155,7 @@ class Passes:
 
     def __init__(self) -> None:
         self.runs: list[KSVDStatistics] = []
-        self.blocks = 0  # how many blocks are open that keep all passes
-
-    def keep(self, run: KSVDStatistics) -> None:
-        """Keep a pass: the latest alone, or all that run inside a block."""
-        self.runs = [*self.runs, run] if self.blocks else [run]
-
-    def let_go(self, runs: list[KSVDStatistics]) -> None:
-        """Free the graph of these passes, unless newer ones have replaced them."""
-        if self.runs is runs:
-            self.runs = [run.without_graph() for run in runs]
+        self.blocks = 0  # how many are open that keep all passes, not the latest alone
 
 
 class _OfThread(threading.local):
@@ -266,4 +257,5 @@ class KSVDLayer(nn.Module):
         """Keep the statistics of the current forward pass."""
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return
-        self._of_thread.passes.keep(statistics)
+        passes = self._of_thread.passes
+        passes.runs = [*passes.runs, statistics] if passes.blocks else [statistics]
