@@ -199,10 +199,7 @@ OPTIONS: dict[str, Callable[[Draws], dict[str, Any]]] = {
     "yoso": lambda draws: {"num_bits": draws.rng.choice((1, 4, 9))},
     "cosformer": lambda draws: {"max_tokens": draws.rng.choice((None, 1000))},
     "soft": lambda draws: {"num_landmarks": draws.few},
-    "sparse": lambda draws: {
-        "pattern": draws.rng.choice(("strided", "fixed")),
-        "stride": draws.few,
-    },
+    "sparse": lambda draws: {"stride": draws.few},
 }
 
 

@@ -1,4 +1,4 @@
-"""Strided and fixed patterns against their definition.
+"""The strided pattern against its definition.
 
 No other implementation is installed as a package; with stride 1, or one beyond the sequence, all
 tokens are seen, and the result is softmax attention.
@@ -15,17 +15,7 @@ from primal_attention.testing import Status, check_attention
 from ..dense import MASKS, B, C, D, H, N, assert_close, assert_same_with_gradients, randn
 from .sequences import by_sequence, largest_tensor
 
-FORMS = {
-    "strided 1": {"stride": 1},
-    "strided 3": {"stride": 3},
-    "strided 11": {"stride": 11},
-    "strided 128": {},
-    "fixed 1": {"pattern": "fixed", "stride": 1},
-    "fixed 4": {"pattern": "fixed", "stride": 4},
-    "fixed 5, 2 summaries": {"pattern": "fixed", "stride": 5, "num_summary": 2},
-    "fixed 4, 4 summaries": {"pattern": "fixed", "stride": 4, "num_summary": 4},
-    "fixed 128": {"pattern": "fixed"},
-}
+STRIDES = [1, 3, 11, 128]
 
 
 def build(**options):
@@ -35,13 +25,8 @@ def build(**options):
 
 def subset(layer, i, length):
     """A_i as a set: the two subsets of section 4.2, and what lies before i where causal."""
-    l, c = layer.stride, layer.num_summary
-    if layer.pattern == "strided":
-        first = {j for j in range(length) if abs(i - j) <= l}
-        second = {j for j in range(length) if (i - j) % l == 0}
-    else:
-        first = {j for j in range(length) if j // l == i // l}
-        second = {j for j in range(length) if j % l in range(l - c, l)}
+    first = {j for j in range(length) if abs(i - j) <= layer.stride}
+    second = {j for j in range(length) if (i - j) % layer.stride == 0}
     seen = first | second
     return sorted(j for j in seen if j <= i) if layer.causal else sorted(seen)
 
@@ -58,10 +43,10 @@ def published(layer):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("causal", [False, True])
-def test_against_the_paper(causal, form, mask):
-    layer = build(causal=causal, **FORMS[form])
+def test_against_the_paper(causal, stride, mask):
+    layer = build(causal=causal, stride=stride)
     x = randn(B, N, D).requires_grad_()
     got = layer(x, token_mask=MASKS[mask])
     want = by_sequence(layer, published(layer), x, MASKS[mask])
@@ -69,28 +54,25 @@ def test_against_the_paper(causal, form, mask):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pattern", ["strided", "fixed"])
 @pytest.mark.parametrize("stride", [1, N, 1000])
-def test_all_tokens_are_seen_with_these_strides(causal, pattern, stride):
-    layer = build(causal=causal, pattern=pattern, stride=stride)
+def test_all_tokens_are_seen_with_these_strides(causal, stride):
+    layer = build(causal=causal, stride=stride)
     softmax = SoftmaxAttention(D, H, causal=causal).double()
     softmax.load_state_dict(layer.state_dict())
     x = randn(B, N, D)
     assert_close(layer(x, token_mask=MASKS["holes"]), softmax(x, token_mask=MASKS["holes"]), 1e-13)
 
 
-@pytest.mark.parametrize(("form", "causal"), [("strided 3", False), ("fixed 5, 2 summaries", True)])
-def test_contract(form, causal):
-    report = check_attention(
-        lambda: SparseAttention(D, H, causal=causal, **FORMS[form]), causal=causal
-    )
+@pytest.mark.parametrize("causal", [False, True])
+def test_contract(causal):
+    report = check_attention(lambda: SparseAttention(D, H, stride=3, causal=causal), causal=causal)
     skipped = {r.name for r in report.results if r.status is not Status.PASSED}
     assert skipped == {"cross-attention"} | (set() if causal else {"causality", "decoding"})
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_decoding_with_padding_equals_the_full_pass(form):
-    layer = build(causal=True, **FORMS[form])
+@pytest.mark.parametrize("stride", STRIDES)
+def test_decoding_with_padding_equals_the_full_pass(stride):
+    layer = build(causal=True, stride=stride)
     x, mask = randn(B, N, D), MASKS["holes"]
     want, got, state = layer(x, token_mask=mask), [], layer.init_state(B)
     for piece in (slice(0, 4), slice(4, 15), slice(15, 16), slice(16, N)):
@@ -100,18 +82,16 @@ def test_decoding_with_padding_equals_the_full_pass(form):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pattern", ["strided", "fixed"])
-def test_no_tensor_has_the_size_of_all_pairs(causal, pattern):
-    layer = SparseAttention(D, H, pattern=pattern, stride=45, causal=causal)
+def test_no_tensor_has_the_size_of_all_pairs(causal):
+    layer = SparseAttention(D, H, stride=45, causal=causal)
     assert largest_tensor(layer, 2025) < 4 * H * 2025 * 2025 / 8
 
 
-@pytest.mark.parametrize("options", [{}, {"pattern": "fixed", "num_summary": 2}])
-def test_the_cost_grows_with_the_power_three_halves(options):
+def test_the_cost_grows_with_the_power_three_halves():
     """Beyond the projections, which are linear."""
     costs = []
     for stride in (16, 32):
-        layer = SparseAttention(D, H, stride=stride, **options)
+        layer = SparseAttention(D, H, stride=stride)
         q = torch.randn(1, stride * stride, H, C)
         with FlopCounterMode(display=False) as counter:
             layer.attend(q, q, q, None, None)
@@ -119,23 +99,11 @@ def test_the_cost_grows_with_the_power_three_halves(options):
     assert costs[1] == 8 * costs[0]
 
 
-def test_the_summary_is_a_sixteenth_of_the_stride():
-    assert SparseAttention(D, H, pattern="fixed").num_summary == 8
-    assert SparseAttention(D, H, pattern="fixed", stride=4).num_summary == 1
-    assert "'fixed', stride=128, num_summary=8" in repr(SparseAttention(D, H, pattern="fixed"))
-    assert "'strided', stride=128" in repr(SparseAttention(D, H))
-
-
 def test_errors():
-    with pytest.raises(ValueError, match="pattern must be one of 'strided', 'fixed', got 'local'"):
-        SparseAttention(D, H, pattern="local")
     with pytest.raises(ValueError, match="stride must be a positive integer, got 0"):
         SparseAttention(D, H, stride=0)
-    with pytest.raises(ValueError, match="num_summary must be at most stride=4, got 5"):
-        SparseAttention(D, H, pattern="fixed", stride=4, num_summary=5)
-    with pytest.raises(ValueError, match="num_summary=2 goes with pattern='fixed' only"):
-        SparseAttention(D, H, num_summary=2)
     with pytest.raises(ValueError, match="SparseAttention has no cross-attention"):
         build()(randn(B, N, D), randn(B, N, D))
     with pytest.raises(ValueError, match="causal=True"):
         build().init_state(B)
+    assert "stride=128" in repr(SparseAttention(D, H))
