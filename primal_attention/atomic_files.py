@@ -10,8 +10,10 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+
+from primal_attention.foreign_files import REMEDY, reading
 
 try:
     import fcntl
@@ -19,11 +21,6 @@ except ImportError:  # a system without file locks
     fcntl = None  # type: ignore[assignment]
 
 _POLL = 0.01  # seconds between two tries of a lock
-REMEDY = "take a copy of it, or remove it and run what wrote it again"
-
-
-class UnreadableFileError(ValueError):
-    """A file is damaged, foreign or does not fit; the message names it and says what to do."""
 
 
 class WriteError(OSError):
@@ -96,26 +93,9 @@ def remove_unfinished(directory: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-@contextmanager
-def fitting(path: Path, what: str) -> Iterator[None]:
-    """Name a file or folder whose content does not fit."""
-    try:
-        yield
-    except UnreadableFileError:
-        raise
-    except KeyError as error:
-        raise UnreadableFileError(f"{path} is not {what}: it lacks {error}; {REMEDY}") from error
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UnreadableFileError(f"{path} is not {what}: {reason}; {REMEDY}") from error
+def fitting(path: Path, what: str) -> AbstractContextManager[None]:
+    """Name a file or folder whose content does not fit; see ``reading``."""
+    return reading(path, what, REMEDY)
 
 
 @contextmanager

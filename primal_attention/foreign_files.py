@@ -6,11 +6,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LONGEST = 300  # characters of a reason
+REMEDY = "take a copy of it, or remove it and run what wrote it again"
+
+
+class UnreadableFileError(ValueError):
+    """A file is damaged, foreign or does not fit; the message names it and says what to do."""
 
 
 @contextmanager
 def reading(path: Path | str, kind: str, remedy: str) -> Iterator[None]:
-    """Turn every error of parsing into a ValueError that names the file.
+    """Turn every error of parsing into an ``UnreadableFileError`` that names the file.
 
     Parsers fail on foreign bytes in ways of their own (EOFError, MemoryError, struct.error, ...),
     so every exception is caught, except an OSError that names a file already.
@@ -22,12 +27,13 @@ def reading(path: Path | str, kind: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, UnreadableFileError):
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        raise ValueError(f"{path} is not {kind} ({reason(error)}); {remedy}") from error
+        told = f"{path} is not {kind} ({reason(error)}); {remedy}"
+        raise UnreadableFileError(told) from error
 
 
 def reason(error: Exception) -> str:

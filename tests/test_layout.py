@@ -11,8 +11,8 @@ import pytest
 PACKAGE = "primal_attention"
 ROOT = Path(__file__).parents[1] / PACKAGE
 PARTS = [
-    "atomic_files",
     "foreign_files",
+    "atomic_files",
     "array_files",
     "state_dicts",
     "extras",

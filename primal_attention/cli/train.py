@@ -13,8 +13,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from primal_attention.atomic_files import UnreadableFileError
 from primal_attention.cli import arguments
+from primal_attention.foreign_files import UnreadableFileError
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
 from primal_attention.training.checkpoint import BEST, LAST
 from primal_attention.training.context import context_mesh

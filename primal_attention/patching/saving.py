@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from primal_attention import atomic_files
 from primal_attention.extras import needing
+from primal_attention.foreign_files import REMEDY, UnreadableFileError
 from primal_attention.patching.hosts.host import PatchedAttention
 from primal_attention.patching.hosts.transformers_padding import choose_masks
 from primal_attention.patching.patch import (
@@ -141,7 +142,7 @@ def _load_pretrained(folder: Path, kind: type[nn.Module] | None, options: dict[s
         )
     config = _read_json(folder / _CONFIG)
     if KEY not in config:
-        raise atomic_files.UnreadableFileError(
+        raise UnreadableFileError(
             f"{folder / _CONFIG} does not say that anything was patched; "
             "from_pretrained of transformers loads it, or save_patched writes another folder"
         )
@@ -219,8 +220,8 @@ def _reading(path: Path) -> Iterator[Path]:
     try:
         yield path
     except (SafetensorError, OSError) as error:
-        raise atomic_files.UnreadableFileError(
-            f"{path} is no safetensors file, or a damaged one ({error}); {atomic_files.REMEDY}"
+        raise UnreadableFileError(
+            f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
         ) from error
 
 
@@ -257,7 +258,7 @@ def _check_checksums(folder: Path) -> None:
     found = {each.name: atomic_files.checksum_of(each) for each in _checked_files(folder)}
     for name in sorted(known.keys() | found.keys()):
         if known.get(name) != found.get(name):
-            raise atomic_files.UnreadableFileError(
+            raise UnreadableFileError(
                 f"{folder / name} is not the file that {_CHECKSUMS} is of: it is damaged, missing "
                 f"or was changed; copy the folder again, save it with save_patched, or remove "
                 f"{_CHECKSUMS} if you meant the change"
@@ -275,13 +276,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise atomic_files.UnreadableFileError(
-            f"{path} is damaged: {error}; {atomic_files.REMEDY}"
-        ) from error
+        raise UnreadableFileError(f"{path} is damaged: {error}; {REMEDY}") from error
     if not isinstance(content, dict):
-        raise atomic_files.UnreadableFileError(
-            f"{path} is damaged: it holds no object; {atomic_files.REMEDY}"
-        )
+        raise UnreadableFileError(f"{path} is damaged: it holds no object; {REMEDY}")
     return content
 
 

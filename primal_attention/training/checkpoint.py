@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from primal_attention.atomic_files import REMEDY, UnreadableFileError, fitting, replacing
+from primal_attention.atomic_files import fitting, replacing
 from primal_attention.extras import needing
+from primal_attention.foreign_files import REMEDY, UnreadableFileError
 
 LAST, BEST = "last.safetensors", "best.safetensors"  # of a run directory
 FORMAT = "primal-attention 2"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from primal_attention.atomic_files import UnreadableFileError
+from primal_attention.foreign_files import UnreadableFileError
 from primal_attention.models.stacks import MODELS
 from primal_attention.objectives import OBJECTIVES
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from primal_attention.atomic_files import UnreadableFileError, csv_text, holding, write_text
+from primal_attention.atomic_files import csv_text, holding, write_text
+from primal_attention.foreign_files import UnreadableFileError
 from primal_attention.training.outcome import Outcome
 from primal_attention.training.recipe import Recipe
 

@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint(stopped, harm):
 @pytest.mark.parametrize("content", ["", "[]", "{", "{}", '{"task": 3, "model": []}', "\xff"])
 def test_a_damaged_recipe(stopped, content):
     (stopped / "recipe.json").write_text(content, encoding="latin-1")
-    assert_refused(train(), "recipe.json is not the recipe of a run:", "remove it")
+    assert_refused(train(), "recipe.json is not the recipe of a run", "remove it")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "{}", '{"recipe": {}}', "\xff", "[" * 100_000])
@@ -88,7 +88,7 @@ def test_a_damaged_result(tmp_path, content):
     (directory,) = (tmp_path / "runs" / TASK / "linear" / "clean").iterdir()
     whole = (directory / "result.json").read_text()
     (directory / "result.json").write_text(content, encoding="latin-1")
-    assert_refused(train(), "result.json is not the outcome of a run:", "remove it")
+    assert_refused(train(), "result.json is not the outcome of a run", "remove it")
     (directory / "result.json").unlink()
     assert train().exit_code == 0  # as the remedy says
     assert '"value"' in whole and (directory / "result.json").exists()

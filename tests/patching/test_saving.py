@@ -230,7 +230,7 @@ def no_name(folder):
     [
         (cut_weights, "model.safetensors is no safetensors file, or a damaged one"),
         (other_weights, "mechanism.* of the model|the model has no tensor"),
-        (no_name, "it lacks 'name'"),
+        (no_name, "KeyError: 'name'"),
         (lambda folder: described(folder, num_directions=4), r"shape \(.* the model has \("),
         (lambda folder: described(folder, num_directions=10**6), r"shape \(.* the model has \("),
         (lambda folder: described(folder, num_directions="x"), "is not this TransformerEncoder"),
