@@ -96,6 +96,12 @@ def wrong_arrows(source: str, module: str, *, is_package: bool = False) -> list[
     return wrong
 
 
+ON_DEMAND = (  # imported when one of their names is needed
+    f"{PACKAGE}.models.hugging_face",
+    f"{PACKAGE}.patching.hosts.transformers_cache",
+)
+
+
 def foreign_imports(source: str, module: str, *, is_package: bool = False) -> list[str]:
     """Imports at import time of anything but the dependencies and the standard library."""
     tree = at_import_time(ast.parse(source))
@@ -104,7 +110,7 @@ def foreign_imports(source: str, module: str, *, is_package: bool = False) -> li
         known |= {"triton"}
     if module.startswith(f"{PACKAGE}.cli."):  # imported when `primal` runs
         known |= {"typer", "rich"}
-    if module == f"{PACKAGE}.models.hugging_face":  # imported when one of its names is asked for
+    if module in ON_DEMAND:
         known |= {"transformers"}
     return [
         f"{module} imports {name}"

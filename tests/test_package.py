@@ -42,14 +42,11 @@ PUBLIC = {
         "Affine",
         "DistillReport",
         "Host",
-        "KSVDMixin",
         "PatchedAttention",
         "Plan",
         "PrimalMultiheadAttention",
         "Projections",
         "distill",
-        "export_onnx",
-        "export_program",
         "load_patched",
         "patch",
         "plan",
@@ -137,7 +134,8 @@ import primal_attention
 names = [m.name for m in pkgutil.walk_packages(primal_attention.__path__, "primal_attention.")]
 names = [name for name in names if not name.split(".")[-1].startswith("triton")]  # fused ops
 names = [name for name in names if ".cli." not in name]  # imported when `primal` runs
-names.remove("primal_attention.models.hugging_face")  # imported when one of its names is asked for
+names.remove("primal_attention.models.hugging_face")  # imported when one of their names is needed
+names.remove("primal_attention.patching.hosts.transformers_cache")
 for name in names:
     importlib.import_module(name)
 assert len(names) > 20, names

@@ -22,7 +22,6 @@ from primal_attention.attention import ATTENTIONS
 from primal_attention.attention.base.qkv import QKVAttention
 from primal_attention.attention.primal import PrimalAttention
 from primal_attention.patching.hosts.host import PatchedAttention
-from primal_attention.patching.hosts.transformers_attention import beside_the_host
 from primal_attention.patching.patch import build_layer, resolve_options
 from primal_attention.patching.sites import Site, find_sites, patched_layers
 
@@ -162,6 +161,7 @@ def _beside(site: Site) -> AttentionLayer:
     """The attention of a foreign model: a layer beside it, called with the same arguments."""
     parts = site.read()
     beside = build_layer(site, parts, "softmax", resolve_options("softmax", {}, parts)).eval()
+    beside.shows_weights = False  # type: ignore[assignment]
     assert site.host is not None
     settings = site.host.settings(site.module, site.ancestors)  # so that the host calls attention
     signature = inspect.signature(site.module.forward)
@@ -171,8 +171,7 @@ def _beside(site: Site) -> AttentionLayer:
         bound = signature.bind(*args, **kwargs).arguments
         named = {**bound, **bound.pop("kwargs", {})}
         named.pop("past_key_values", None)  # there is nothing before the tokens of a full pass
-        with beside_the_host():
-            beside(**named)
+        beside(**named)
 
     def prepare(stack: ExitStack) -> None:
         stack.enter_context(site.module.register_forward_pre_hook(hook, with_kwargs=True))

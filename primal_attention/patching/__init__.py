@@ -1,11 +1,10 @@
 """Replace attention inside models that exist: Hugging Face transformers, timm, plain PyTorch."""
 
 from primal_attention.patching.distill import DistillReport, distill
-from primal_attention.patching.export import export_onnx, export_program
 from primal_attention.patching.hosts import register_host
 from primal_attention.patching.hosts.host import Affine, Host, PatchedAttention, Projections
 from primal_attention.patching.hosts.torch_modules import PrimalMultiheadAttention
-from primal_attention.patching.integrations import KSVDMixin, trainer_callback
+from primal_attention.patching.integrations import trainer_callback
 from primal_attention.patching.patch import patch, unpatch
 from primal_attention.patching.plan import Plan, plan
 from primal_attention.patching.saving import load_patched, save_patched
@@ -14,14 +13,11 @@ __all__ = [
     "Affine",
     "DistillReport",
     "Host",
-    "KSVDMixin",
     "PatchedAttention",
     "Plan",
     "PrimalMultiheadAttention",
     "Projections",
     "distill",
-    "export_onnx",
-    "export_program",
     "load_patched",
     "patch",
     "plan",

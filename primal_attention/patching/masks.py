@@ -3,12 +3,12 @@
 A host has one mask for all its layers: additive or boolean, of shape [batch, 1, queries, keys]. A
 mechanism knows padding and causality. What is neither is refused, never dropped.
 
-Letters: B batch, H heads, N queries, T keys, R sequences, L tokens of the longest.
+Letters: B batch, H heads, N queries, T keys.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,55 +16,6 @@ from torch import Tensor
 from primal_attention.attention.base.compaction import Compaction
 
 _HIDDEN = -1e4  # an additive mask hides with this much or more
-
-
-class Packing(NamedTuple):
-    """The layout of packed rows, and the same tokens with each sequence in a row of its own."""
-
-    there: Tensor  # [R, L]: the token at each place, counted over all rows; -1 at padding
-    back: Tensor  # [B N]: the place of each token; -1 of padding
-
-    @classmethod
-    def of(cls, starts: Tensor, real: Tensor) -> Packing:
-        """Make a packing from the first token of the sequence that each token [B, N] belongs to."""
-        along = (torch.arange(starts.shape[1], device=starts.device) - starts).flatten()
-        real = real.flatten()
-        number = ((along == 0) & real).cumsum(0) - 1
-        longest = int(along[real].max()) + 1
-        back = torch.where(real, number * longest + along, -1)
-        there = back.new_full(((int(number[-1]) + 1) * longest,), -1)
-        there[back[real]] = torch.arange(len(back), device=back.device)[real]
-        return cls(there.view(-1, longest), back)
-
-    @classmethod
-    def between(cls, bounds: Tensor, x: Tensor) -> Packing:
-        """Make a packing from the bounds [R + 1] of the sequences in all tokens of x [B, N, D]."""
-        tokens = torch.arange(x.shape[0] * x.shape[1], device=x.device)
-        after = torch.searchsorted(bounds.to(tokens), tokens, right=True)
-        starts = bounds.to(tokens)[after - 1][None]
-        return cls.of(starts, torch.ones_like(starts, dtype=torch.bool))
-
-    def unpack(self, z: Tensor) -> Tensor:
-        """Give each sequence of z [B, N, ...] a row of its own, [R, L, ...]."""
-        return self._compaction.pack(z.flatten(0, 1))
-
-    def pack(self, y: Tensor, like: Tensor) -> Tensor:
-        """Put outputs [R, L, D] back to the places of the tokens; zero at padding."""
-        return self._compaction.unpack(y).view_as(like)
-
-    @property
-    def _compaction(self) -> Compaction:
-        there = self.there.flatten()
-        num_real = (self.there >= 0).sum(1)
-        shape = tuple(self.there.shape)
-        return Compaction(there, self.back, shape, (len(self.back),), num_real)
-
-
-class Rows(NamedTuple):
-    """The meaning of a mask for the rows of a self-attention."""
-
-    real: Tensor | None  # [B, N]: the real ones of the new tokens; None where all are
-    packing: Packing | None = None  # where rows hold several sequences each
 
 
 def token_mask_of(
@@ -88,20 +39,33 @@ def token_mask_of(
     return real
 
 
-def rows_of(mask: Any, *, num_tokens: int, causal: bool) -> Rows:
+def rows_of(mask: Any, *, num_tokens: int, causal: bool) -> tuple[Tensor | None, Compaction | None]:
     """Read the mask of tokens with none before them, whose rows may be packed with sequences.
 
-    A compiled graph does not look for packed sequences: their number depends on the data.
+    Returns which tokens are real, None where all are; or how each sequence gets a row of its own. A
+    compiled graph does not look for packed sequences: their number depends on the data.
     """
     if mask is None or _has_two_dimensions(mask, num_tokens) or torch.compiler.is_compiling():
-        return Rows(token_mask_of(mask, num_queries=num_tokens, causal=causal))
+        return token_mask_of(mask, num_queries=num_tokens, causal=causal), None
     seen = seen_by(mask)
     real, fits = _as_padding(seen, num_tokens, 0, causal=causal)
     if bool(fits):
-        return Rows(real)
+        return real, None
     real, starts, fits = _as_sequences(seen, num_tokens, causal=causal)
     _require(fits, causal=causal)
-    return Rows(None, Packing.of(starts, real))
+    return None, _in_rows(starts, real)
+
+
+def _in_rows(starts: Tensor, real: Tensor) -> Compaction:
+    """Give each sequence a row, by the first token of the sequence that each token belongs to."""
+    along = (torch.arange(starts.shape[1], device=starts.device) - starts).flatten()
+    flat = real.flatten()
+    number = ((along == 0) & flat).cumsum(0) - 1
+    shape = int(number[-1]) + 1, int(along[flat].max()) + 1
+    back = torch.where(flat, number * shape[1] + along, -1)
+    there = back.new_full((shape[0] * shape[1],), -1)
+    there[back[flat]] = torch.arange(len(back), device=back.device)[flat]
+    return Compaction(there, back, shape, tuple(real.shape), (there.view(shape) >= 0).sum(1))
 
 
 def context_mask_of(mask: Tensor | None) -> Tensor | None:
@@ -149,10 +113,7 @@ def _has_two_dimensions(mask: Any, num_keys: int | Tensor) -> bool:
 
 def _selected(row: Tensor, num_queries: int, num_before: int | Tensor) -> Tensor:
     """The part of a row [B, T] about the new tokens, [B, N]."""
-    if isinstance(num_before, Tensor):
-        places = num_before + torch.arange(num_queries, device=row.device)
-        return row.index_select(1, places)
-    return row[:, num_before : num_before + num_queries]
+    return row.index_select(1, num_before + torch.arange(num_queries, device=row.device))
 
 
 def _as_padding(

@@ -1,6 +1,7 @@
 """Replace attention inside a foreign model, in place, undo it, and describe it as JSON."""
 
 import json
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
@@ -75,18 +76,6 @@ def apply_description(model: nn.Module, description: Any) -> None:
 
     Nothing has changed when an error is raised.
     """
-    for site, layer in described_layers(model, description):
-        install(site, layer)
-        layer.record.changes.clear()
-
-
-def described_layers(
-    model: nn.Module, description: Any, *, on_meta: bool = False
-) -> list[tuple[Site, PatchedAttention]]:
-    """Build the layers of a description, without memory where ``on_meta``, for places in a model.
-
-    The model stays as it is.
-    """
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ValueError(f"not a description of patched layers ({FORMAT}): {description!r}")
     sites = {site.name: site for site in find_sites(model)}
@@ -98,10 +87,18 @@ def described_layers(
                 f"{type(model).__name__} has no attention at {name}; it has {', '.join(sites)}"
             )
         site = sites.pop(name)
-        host = site.read()
-        host = host.on_meta() if on_meta else host
-        layers.append((site, build_layer(site, host, attention, options)))
-    return layers
+        layers.append((site, build_layer(site, site.read(), attention, options)))
+    for site, layer in layers:
+        install(site, layer)
+        layer.record.changes.clear()
+
+
+def without_data(model: Model) -> Model:
+    """Copy a model onto the ``meta`` device, where it takes no memory; tied tensors stay tied."""
+    tensors = {id(tensor): tensor.to("meta") for tensor in model.buffers()}
+    for parameter in model.parameters():
+        tensors[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+    return deepcopy(model, tensors)
 
 
 def note_in_config(model: nn.Module) -> None:

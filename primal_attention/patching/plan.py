@@ -7,23 +7,27 @@ from torch import nn
 
 from primal_attention.attention import card_of
 from primal_attention.attention.base.card import Mechanism
-from primal_attention.patching.patch import build_layer, resolve_options
-from primal_attention.patching.sites import Layers, Site, find_sites, select
+from primal_attention.patching.hosts.host import PatchedAttention
+from primal_attention.patching.patch import patch, without_data
+from primal_attention.patching.sites import Layers, Site, find_sites, patched_layers, select
 
 
 class PlannedLayer(NamedTuple):
     """One layer of a plan."""
 
     name: str
-    causal: bool
+    layer: PatchedAttention  # on the meta device
     parameters_before: int
-    parameters_after: int
-    cost_after: str  # in the number N of tokens
-    state_after: str  # what decoding keeps; empty where there is nothing to decode
-    new: tuple[str, ...]  # parameters, or modules of them, that the host does not have
-    head_dim: int
-    num_directions: int  # 0 of mechanisms without
-    options: dict[str, Any]
+
+    @property
+    def causal(self) -> bool:
+        """True where each token sees only itself and those before it."""
+        return self.layer.causal
+
+    @property
+    def parameters_after(self) -> int:
+        """Parameters of the patched layer."""
+        return _count(self.layer)
 
 
 @dataclass(frozen=True)
@@ -44,19 +48,19 @@ class Plan:
         return self.parameters_before + added
 
     def __str__(self) -> str:
-        head = ("layer", "causal", "parameters", "cost", "decode state")
-        rows = [head]
-        for layer in self.layers:
-            parameters = f"{layer.parameters_before:,} -> {layer.parameters_after:,}"
-            causal, cost = "yes" if layer.causal else "no", f"N^2 -> {layer.cost_after}"
-            rows.append((layer.name, causal, parameters, cost, layer.state_after or "-"))
+        rows = [("layer", "causal", "parameters", "cost", "decode state")]
+        for each in self.layers:
+            card: Mechanism = each.layer.mechanism.mechanism
+            parameters = f"{each.parameters_before:,} -> {each.parameters_after:,}"
+            causal, state = ("yes", card.decode or "-") if each.causal else ("no", "-")
+            rows.append((each.name, causal, parameters, f"N^2 -> {card.complexity}", state))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        for line in (self._options, self._new, self._warning):
-            lines += dict.fromkeys(text for layer in self.layers if (text := line(layer)))
+        for line in (_options, _new, _warning):
+            lines += dict.fromkeys(text for each in self.layers if (text := line(each.layer)))
         lines.append(
             f"parameters of the model: {self.parameters_before:,} -> {self.parameters_after:,}"
         )
@@ -65,61 +69,52 @@ class Plan:
             f"attention layers become {self.attention}\n  "
         ) + "\n  ".join(lines)
 
-    def _options(self, layer: PlannedLayer) -> str:
-        return "options: " + ", ".join(f"{name}={value!r}" for name, value in layer.options.items())
 
-    def _new(self, layer: PlannedLayer) -> str:
-        if not layer.new:
-            return ""
-        told = f"new: {', '.join(layer.new)}"
-        starts_as_host = card_of(self.attention).softmax_start is not None
-        return told if starts_as_host else f"{told}, which start at random: distill or train"
+def _options(layer: PatchedAttention) -> str:
+    options = layer.record.options.items()
+    return "options: " + ", ".join(f"{name}={value!r}" for name, value in options)
 
-    def _warning(self, layer: PlannedLayer) -> str:
-        number, head_dim = layer.num_directions, layer.head_dim
-        if number <= head_dim:
-            return ""
-        return (
-            f"warning: num_directions={number} exceeds the head dimension {head_dim}; "
-            f"num_directions={head_dim} usually serves as well, with fewer parameters"
-        )
+
+def _new(layer: PatchedAttention) -> str:
+    if not layer.record.new:
+        return ""
+    told = f"new: {', '.join(layer.record.new)}"
+    starts_as_host = card_of(layer.attention).softmax_start is not None
+    return told if starts_as_host else f"{told}, which start at random: distill or train"
+
+
+def _warning(layer: PatchedAttention) -> str:
+    number, head_dim = getattr(layer.mechanism, "num_directions", 0), layer.mechanism.head_dim
+    if number <= head_dim:
+        return ""
+    return (
+        f"warning: num_directions={number} exceeds the head dimension {head_dim}; "
+        f"num_directions={head_dim} usually serves as well, with fewer parameters"
+    )
 
 
 def plan(model: nn.Module, attention: str = "primal", layers: Layers = -1, **options: Any) -> Plan:
     """Show what ``patch`` with these arguments would change; the model stays as it is."""
-    sites = find_sites(model)
+    trial = without_data(model)
+    sites = find_sites(trial)
     chosen = select(sites, layers)
-    planned = tuple(_planned(site, attention, options) for site in chosen)
+    before = {site.name: _count_replaced(site) for site in chosen}
+    patched = patched_layers(patch(trial, attention, layers, **options))
     assert chosen[0].host is not None
     return Plan(
         model=type(model).__name__,
         host=chosen[0].host.name,
         attention=attention,
-        layers=planned,
+        layers=tuple(PlannedLayer(name, patched[name], before[name]) for name in before),
         num_attentions=len(sites),
         parameters_before=_count(model),
     )
 
 
-def _planned(site: Site, attention: str, options: dict[str, Any]) -> PlannedLayer:
-    host = site.read().on_meta()
-    assert site.host is not None
-    resolved = resolve_options(attention, options, host)
-    layer = build_layer(site, host, attention, resolved)
-    replaced = [site.module, *(site.parent.get_submodule(path) for path in site.host.takes_over)]
-    card: Mechanism = layer.mechanism.mechanism
-    return PlannedLayer(
-        name=site.name,
-        causal=layer.causal,
-        parameters_before=sum(_count(module) for module in replaced),
-        parameters_after=_count(layer),
-        cost_after=card.complexity,
-        state_after=card.decode if layer.causal else "",
-        new=layer.record.new,
-        head_dim=int(layer.mechanism.head_dim),
-        num_directions=int(getattr(layer.mechanism, "num_directions", 0)),
-        options=resolved,
-    )
+def _count_replaced(site: Site) -> int:
+    taken_over = site.host.takes_over if site.host else ()
+    replaced = [site.module, *(site.parent.get_submodule(path) for path in taken_over)]
+    return sum(map(_count, replaced))
 
 
 def _count(module: nn.Module) -> int:

@@ -5,28 +5,24 @@ loaded.
 """
 
 import json
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from primal_attention import atomic_files
 from primal_attention.extras import needing
-from primal_attention.foreign_files import REMEDY, UnreadableFileError
-from primal_attention.patching.hosts.host import PatchedAttention
+from primal_attention.foreign_files import REMEDY, UnreadableFileError, reading
 from primal_attention.patching.hosts.transformers_padding import choose_masks
 from primal_attention.patching.patch import (
     KEY,
     apply_description,
     describe,
-    described_layers,
-    install,
     note_in_config,
+    without_data,
 )
-from primal_attention.patching.sites import Site, patched_layers
 from primal_attention.state_dicts import check_fit
 
 _CONFIG, _WEIGHTS, _DESCRIPTION = "config.json", "model.safetensors", f"{KEY}.json"
@@ -110,28 +106,16 @@ def _find(folder: str | Path) -> Path:
 def _load_into(model: nn.Module, folder: Path) -> nn.Module:
     description = _read_json(folder / _DESCRIPTION)
     _check_checksums(folder)
-    with atomic_files.fitting(folder, f"this {type(model).__name__}, patched"):
-        trial = described_layers(model, description, on_meta=True)
-        with _reading(folder / _WEIGHTS) as path:
-            tensors = _safetensors().load_file(path)
-        _check_fit(model, trial, tensors)
+    load_file, weights = _safetensors().load_file, folder / _WEIGHTS
+    with reading(folder, f"this {type(model).__name__}, patched", REMEDY):
+        trial = without_data(model)
+        apply_description(trial, description)
+        with reading(weights, "a whole safetensors file", REMEDY):
+            tensors = load_file(_there(weights))
+        check_fit(trial, tensors)
         apply_description(model, description)
     model.load_state_dict(tensors, strict=False)  # one of tied tensors stands for all
     return model
-
-
-def _check_fit(
-    model: nn.Module, layers: list[tuple[Site, PatchedAttention]], tensors: Mapping[str, Tensor]
-) -> None:
-    """Compare tensors with a model that has these layers for the time of the comparison."""
-    try:
-        for site, layer in layers:
-            install(site, layer)
-        check_fit(model, tensors)
-    finally:
-        for _, layer in reversed(layers):
-            for owner, attribute, old in reversed(layer.record.changes):
-                setattr(owner, attribute, old)
 
 
 def _load_pretrained(folder: Path, kind: type[nn.Module] | None, options: dict[str, Any]) -> Any:
@@ -150,9 +134,8 @@ def _load_pretrained(folder: Path, kind: type[nn.Module] | None, options: dict[s
     kind = _class_of(config) if kind is None else kind
     if not issubclass(kind, nn.Module):
         raise ValueError(f"model must be a class of models, got {kind.__name__}; leave it out")
-    patched_kind = _patching_class(kind, folder)
-    with atomic_files.fitting(folder, f"a patched {kind.__name__} to load so"):
-        loaded: Any = patched_kind.from_pretrained(folder, use_safetensors=True, **options)  # type: ignore[attr-defined]
+    with reading(folder, f"a patched {kind.__name__} to load so", REMEDY):
+        loaded: Any = _patching_class(kind).from_pretrained(folder, use_safetensors=True, **options)  # type: ignore[attr-defined]
     loaded.__class__ = kind
     choose_masks(loaded)
     return loaded
@@ -169,60 +152,19 @@ def _class_of(config: dict[str, Any]) -> type[nn.Module]:
     return kind
 
 
-def _patching_class(kind: type[nn.Module], folder: Path) -> type[nn.Module]:
+def _patching_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Subclass a model class so that its models are patched as their config says before loading.
 
     A model is made on the ``meta`` device, so sizes that the folder's tensors do not have take no
     memory before they are refused.
     """
-    shapes = _read_shapes(folder)
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
         apply_description(self, getattr(config, KEY))
-        _check_shapes(self, shapes)
 
     names = {"__init__": build, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), names)
-
-
-def _check_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise where a patched layer has other shapes than its tensors in the files."""
-    for name, layer in patched_layers(model).items():
-        for own, parameter in layer.named_parameters(prefix=name):
-            # The files may have the names of a model around this one, or of one inside it.
-            alike = [each for each in shapes if f".{each}".endswith(f".{own}")]
-            alike += [each for each in shapes if own.endswith(f".{each}")]
-            shape, found = tuple(parameter.shape), {shapes[each] for each in alike}
-            if found and shape not in found:
-                raise ValueError(f"{alike[0]} has shape {shapes[alike[0]]}, the model has {shape}")
-
-
-def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    _safetensors()
-    from safetensors import safe_open
-
-    shapes = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with _reading(path), safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                shapes[name] = tuple(file.get_slice(name).get_shape())
-    return shapes
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[Path]:
-    """Name a file of safetensors that is missing or damaged."""
-    _safetensors()
-    from safetensors import SafetensorError
-
-    _check_there(path)
-    try:
-        yield path
-    except (SafetensorError, OSError) as error:
-        raise UnreadableFileError(
-            f"{path} is no safetensors file, or a damaged one ({error}); {REMEDY}"
-        ) from error
 
 
 @contextmanager
@@ -244,14 +186,9 @@ def _checked_files(folder: Path) -> list[Path]:
 
 
 def _check_checksums(folder: Path) -> None:
-    """Raise where a file is not the one that was saved; warn where there are no checksums."""
+    """Raise where a file is not the one that was saved, if there are checksums."""
     path = folder / _CHECKSUMS
     if not path.is_file():
-        logging.getLogger(__name__).warning(
-            "%s has no %s, so damage in it goes unnoticed; save_patched writes one",
-            folder,
-            _CHECKSUMS,
-        )
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -272,16 +209,14 @@ def _safetensors() -> Any:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    _check_there(path)
-    try:
+    with reading(_there(path), "a whole JSON file", REMEDY):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UnreadableFileError(f"{path} is damaged: {error}; {REMEDY}") from error
-    if not isinstance(content, dict):
-        raise UnreadableFileError(f"{path} is damaged: it holds no object; {REMEDY}")
-    return content
+        if not isinstance(content, dict):
+            raise TypeError("it holds no object")
+        return content
 
 
-def _check_there(path: Path) -> None:
+def _there(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"no patched model is at {path.parent}: {path.name} is missing")
+    return path

@@ -203,21 +203,13 @@ def test_the_seed_decides_and_the_callers_random_numbers_do_not_change():
     assert not torch.equal(states[0][name], states[2][name])
 
 
-def test_batches_may_be_a_function_or_be_read_once():
+def test_batches_may_be_read_once():
     reports = []
     given = text(0, 7)
-    for batches in (given, lambda: iter(given), iter(given)):
+    for batches in (given, iter(given)):
         model, teacher = pair(bert)
         reports.append(distill(model, teacher, batches, steps=6, calibration=2))
-    assert reports[0].layers == reports[1].layers == reports[2].layers
-
-
-def test_the_objective_can_be_added():
-    model, teacher = pair(bert)
-    mechanism = model.encoder.layer[1].attention.self.mechanism
-    before = mechanism.lambda_diag.detach().clone()
-    distill(model, teacher, text(0, 8), steps=4, calibration=2, eta=0.1)
-    assert not torch.equal(mechanism.lambda_diag.detach(), before)
+    assert reports[0].layers == reports[1].layers
 
 
 def test_progress_and_the_printed_report():
@@ -249,7 +241,7 @@ def test_errors_name_the_argument():
         distill(model, teacher, batches, valid=[])
     with pytest.raises(ValueError, match="batches must give mappings"):
         distill(model, teacher, [torch.zeros(2, 3)] * 8)
-    with pytest.raises(ValueError, match="batches must be batches of model inputs"):
+    with pytest.raises(ValueError, match="batches must be an iterable of batches, got int"):
         distill(model, teacher, 7)
     with pytest.raises(ValueError, match="match"):
         distill(model, teacher, batches, match="logits")
@@ -257,8 +249,6 @@ def test_errors_name_the_argument():
         distill(model, teacher, batches, steps=-1)
     with pytest.raises(ValueError, match="lr must be positive"):
         distill(model, teacher, batches, lr=0.0)
-    with pytest.raises(ValueError, match=r"eta=0\.1, but no patched layer"):
-        distill(patch(bert(), "linear"), teacher, batches, eta=0.1)
 
 
 def test_a_loss_that_is_not_finite_is_an_error():
@@ -272,16 +262,16 @@ def test_ridge_and_reduced_rank_are_least_squares():
     torch.manual_seed(0)
     f = torch.randn(211, 7, dtype=torch.float64)
     y = f @ torch.randn(7, 5, dtype=torch.float64) + torch.randn(5, dtype=torch.float64)
-    sums = StreamedSums()
+    sums = StreamedSums(centred=True)
     for part in range(0, 211, 23):
         sums.add(f[part : part + 23], y[part : part + 23])
-    moments = sums.moments(centred=True)
+    moments = sums.moments()
     centred = f - f.mean(0)
     torch.testing.assert_close(moments.gram, centred.mT @ centred)
     fitted = ridge(moments, 1e-9)
     exact = torch.linalg.lstsq(centred, y - y.mean(0)).solution
     torch.testing.assert_close(fitted, exact, rtol=1e-6, atol=1e-6)
-    assert sums.penalty(centred=True) == 1e-4
+    assert sums.penalty() == 1e-4
     inner, outer = reduced_rank(moments, 2, 1e-9)
     assert inner.shape == (7, 2)
     best = torch.linalg.svdvals(centred @ exact)[2:].square().sum()
@@ -291,9 +281,9 @@ def test_ridge_and_reduced_rank_are_least_squares():
 
 def test_noise_gets_the_largest_penalty():
     torch.manual_seed(0)
-    sums = StreamedSums()
+    sums = StreamedSums(centred=False)
     for _ in range(4):
         sums.add(torch.randn(17, 13), torch.randn(17, 3))
-    assert sums.penalty(centred=False) >= 1.0
+    assert sums.penalty() >= 1.0
     gram = torch.zeros(2, 2, dtype=torch.float64)
     assert ridge(Moments(gram, gram), 1e-2).abs().max() == 0  # a feature that is always zero

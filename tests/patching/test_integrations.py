@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from primal_attention import ksvd_loss, patch
-from primal_attention.patching import KSVDMixin, trainer_callback
+from primal_attention.patching import trainer_callback
 
 from .families import TEXT, VOCABULARY, bert, gpt2
 
@@ -130,39 +130,7 @@ def test_a_trainer_with_another_loss_is_refused(tmp_path):
 
 
 def test_a_model_without_a_loss_is_refused():
-    from primal_attention.patching.integrations import _AddToLoss
-
     model = patch(bert()).train()
-    model.register_forward_hook(_AddToLoss(0.1, "released", 1), with_kwargs=True)
+    model.register_forward_hook(trainer_callback(0.1).add_to_loss, with_kwargs=True)
     with pytest.raises(ValueError, match="BertModel returned no loss"):
         model(torch.randint(3, VOCABULARY, (2, 7)))
-
-
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning", "ignore:.*num_workers")
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_lightning(wrapped):
-    import pytorch_lightning as pl
-
-    class Plain(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = classifier()
-
-        def training_step(self, batch, index):
-            loss = self.model(**batch).loss
-            return {"loss": loss} if wrapped else loss
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    class WithObjective(KSVDMixin, Plain):
-        ksvd_eta = 0.1
-
-    loader = torch.utils.data.DataLoader(labelled(), batch_size=4)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    for kind, learned in ((Plain, False), (WithObjective, True)):
-        module = kind()
-        start = lambdas(module)
-        trainer = pl.Trainer(max_steps=2, accelerator="cpu", enable_model_summary=False, **quiet)
-        trainer.fit(module, loader)
-        assert torch.equal(lambdas(module), start) is not learned

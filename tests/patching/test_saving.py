@@ -160,7 +160,7 @@ def test_errors_of_loading(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"primal_attention.json is missing"):
         load_patched(tmp_path, torch_encoder())
     (tmp_path / "primal_attention.json").write_text("{")
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(ValueError, match="is not a whole JSON file"):
         load_patched(tmp_path, torch_encoder())
     (tmp_path / "primal_attention.json").write_text('{"format": "other"}')
     with pytest.raises(ValueError, match="not a description of patched layers"):
@@ -196,7 +196,7 @@ def test_damage_in_a_folder_is_named(tmp_path, name, change):
     assert "\n" not in str(raised.value)
 
 
-def without_checksums(folder, caplog):
+def without_checksums(folder):
     """As save_pretrained leaves it."""
     (folder / "primal_attention.sha256").unlink()
     return folder
@@ -228,7 +228,7 @@ def no_name(folder):
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (cut_weights, "model.safetensors is no safetensors file, or a damaged one"),
+        (cut_weights, "model.safetensors is not a whole safetensors file"),
         (other_weights, "mechanism.* of the model|the model has no tensor"),
         (no_name, "KeyError: 'name'"),
         (lambda folder: described(folder, num_directions=4), r"shape \(.* the model has \("),
@@ -237,9 +237,9 @@ def no_name(folder):
         (lambda folder: described(folder, colour=1), "colour"),
     ],
 )
-def test_a_model_is_as_it_was_when_loading_into_it_fails(tmp_path, caplog, harm, told):
+def test_a_model_is_as_it_was_when_loading_into_it_fails(tmp_path, harm, told):
     save_patched(patch(torch_encoder(), "primal", "all", num_directions=3), tmp_path)
-    harm(without_checksums(tmp_path, caplog))
+    harm(without_checksums(tmp_path))
     model, x = torch_encoder().eval(), torch.randn(2, N, D)
     before, modules = model(x), dict(model.named_modules())
     tensors = {name: each.clone() for name, each in model.state_dict().items()}
@@ -249,13 +249,12 @@ def test_a_model_is_as_it_was_when_loading_into_it_fails(tmp_path, caplog, harm,
     assert dict(model.named_modules()) == modules
     assert all(torch.equal(each, tensors[name]) for name, each in model.state_dict().items())
     assert torch.equal(model(x), before)
-    assert "has no primal_attention.sha256" in caplog.text
 
 
-def test_sizes_in_a_config_are_compared_before_memory_is_taken(tmp_path, caplog):
+def test_sizes_in_a_config_are_compared_before_memory_is_taken(tmp_path):
     save_patched(patch(bert().eval(), num_directions=3), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["primal_attention"]["layers"][0]["options"]["num_directions"] = 10**9
-    (without_checksums(tmp_path, caplog) / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"has shape \(.*, the model has \(.*1000000000"):
+    (without_checksums(tmp_path) / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"not a patched BertModel to load so .*mismatched"):
         load_patched(tmp_path)

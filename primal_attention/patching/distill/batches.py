@@ -1,88 +1,46 @@
-"""Batches of model inputs in the order they come, repeated as long as they are wanted."""
+"""Batches of model inputs: some to measure with, the others repeated as long as they are wanted."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count, islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, cycle, islice, repeat
 from typing import Any
 
 Batch = Mapping[str, Any]
-Batches = Iterable[Batch] | Callable[[], Iterable[Batch]]
+Batches = Iterable[Batch]
+
+_NUM_VALID = 4
 
 
-class BatchStream:
-    """Goes through batches over and over; what can be read only once is kept.
+def split(batches: Batches, valid: Batches | None) -> tuple[list[Batch], Iterator[Batch]]:
+    """Return the batches to measure with, and those to learn from, over and over.
 
-    Args:
-        name: The argument they were given as, for messages.
-        batches: Mappings from names to inputs, or a function that gives them anew.
+    Without ``valid`` the first four are set aside. Batches of an iterator, which can be read only
+    once, are kept.
     """
+    number = _NUM_VALID if valid is None else 0
+    reader = _read("batches", batches)
+    held_out = list(islice(reader, number) if valid is None else _read("valid", valid))
+    first = next(reader, None)
+    if first is None:
+        raise ValueError(
+            f"batches has {len(held_out) if number else 0} batches, of which {number} would be set "
+            "aside to measure with; give more, or pass valid="
+        )
+    if not held_out:
+        raise ValueError("valid has no batch")
+    rest = chain([first], reader)
+    if isinstance(batches, Iterator):
+        return held_out, cycle(rest)
+    again = (islice(_read("batches", batches), number, None) for _ in repeat(None))
+    return held_out, chain(rest, chain.from_iterable(again))
 
-    def __init__(self, name: str, batches: Batches):
-        self.name = name
-        self._first = 0
-        if callable(batches):
-            self._source = batches
-        elif isinstance(batches, Iterable):
-            once = iter(batches)
-            self._source = _keeping(once) if once is batches else lambda: batches
-        else:
+
+def _read(name: str, batches: Batches) -> Iterator[Batch]:
+    if not isinstance(batches, Iterable):
+        raise ValueError(f"{name} must be an iterable of batches, got {type(batches).__name__}")
+    for batch in batches:
+        if not isinstance(batch, Mapping):
             raise ValueError(
-                f"{name} must be batches of model inputs (mappings), or a function that gives "
-                f"them, got {type(batches).__name__}"
+                f"{name} must give mappings from the names of model inputs to tensors, got a "
+                f"{type(batch).__name__}"
             )
-        self._endless = self._repeat()
-
-    def once(self) -> list[Batch]:
-        """Read all of them, one time."""
-        found = list(self._pass())
-        if not found:
-            raise ValueError(f"{self.name} has no batch")
-        return found
-
-    def set_aside(self, number: int) -> list[Batch]:
-        """Take the first ones and never give them again."""
-        taken = list(islice(self._pass(), number + 1))
-        if len(taken) <= number:
-            raise ValueError(
-                f"{self.name} has {len(taken)} batches, of which {number} would be set aside to "
-                "measure with; give more, or pass valid="
-            )
-        self._first = number
-        self._endless = self._repeat()
-        return taken[:number]
-
-    def take(self, number: int) -> Iterator[Batch]:
-        """Give the next ones."""
-        return islice(self._endless, number)
-
-    def _repeat(self) -> Iterator[Batch]:
-        while True:
-            rest = islice(self._pass(), self._first, None)
-            first = next(rest, None)
-            if first is None:
-                raise ValueError(f"{self.name} has no batch")
-            yield first
-            yield from rest
-
-    def _pass(self) -> Iterator[Batch]:
-        for batch in self._source():
-            if not isinstance(batch, Mapping):
-                raise ValueError(
-                    f"{self.name} must give mappings from the names of model inputs to tensors, "
-                    f"got a {type(batch).__name__}"
-                )
-            yield batch
-
-
-def _keeping(batches: Iterator[Batch]) -> Callable[[], Iterator[Batch]]:
-    """Replay an iterator: each pass reads what earlier ones have read, then goes on."""
-    kept: list[Batch] = []
-
-    def replay() -> Iterator[Batch]:
-        for place in count():
-            if place == len(kept):
-                kept.extend(islice(batches, 1))
-            if place == len(kept):
-                return
-            yield kept[place]
-
-    return replay
+        yield batch

@@ -19,7 +19,8 @@ S directions, M landmarks, F base features, R features kept of them, K blocks.
 """
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +30,18 @@ from torch import Tensor, nn
 from primal_attention.attention.base.inputs import zero_padding
 from primal_attention.attention.primal import FeaturesAndWeights, PrimalAttention
 from primal_attention.ops.causal import token_counts
-from primal_attention.patching.distill import least_squares
-from primal_attention.patching.distill.matching import Call
+from primal_attention.patching.distill.batches import Batch
+from primal_attention.patching.distill.least_squares import (
+    Moments,
+    StreamedSums,
+    low_rank_blocks,
+    ridge,
+)
+from primal_attention.patching.distill.matching import Call, Pair
+from primal_attention.patching.distill.training import Event, Progress
 from primal_attention.patching.hosts.host import PatchedAttention
+from primal_attention.patching.hosts.transformers_attention import rotated
+from primal_attention.patching.sites import patched_layers
 
 _NUM_WAVES = 16
 _SIDES = {"both": ("e", "r"), "e": ("e",), "r": ("r",)}
@@ -41,8 +51,8 @@ class OutputFit:
     """The output map of any mechanism, by ridge regression of what its present map leaves."""
 
     def __init__(self, layer: PatchedAttention):
-        self.layer, self.sums = layer, least_squares.StreamedSums()
-        self.out_proj = layer.mechanism.out_proj
+        self.layer, self.out_proj = layer, layer.mechanism.out_proj
+        self.sums = StreamedSums(centred=self.out_proj.bias is not None)
 
     @torch.no_grad()
     def add(self, call: Call) -> None:
@@ -50,8 +60,7 @@ class OutputFit:
         inputs: list[Tensor] = []
         hook = self.out_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
-            with call.repeated_by(self.layer) as mechanism:
-                y = mechanism(call.x, **call.masks)
+            y = call.repeated_by(self.layer)
         finally:
             hook.remove()
         self.sums.add(call.real(inputs[0]), call.real(call.y) - call.real(y))
@@ -59,87 +68,83 @@ class OutputFit:
     @torch.no_grad()
     def finish(self) -> None:
         """Solve, and set the parameters of the layer."""
-        weight, bias = self.out_proj.weight, self.out_proj.bias
-        has_bias = bias is not None
-        penalty = self.sums.penalty(centred=has_bias)
-        change = least_squares.ridge(self.sums.moments(centred=has_bias), penalty)
-        weight.add_(change.mT.to(weight))
-        if bias is not None:
+        change = ridge(self.sums.moments(), self.sums.penalty())
+        self.out_proj.weight.add_(change.mT.to(self.out_proj.weight))
+        if self.out_proj.bias is not None:
             mean_features, mean_targets = self.sums.means()
-            bias.add_((mean_targets - mean_features @ change).to(bias))
-
-
-class _Shape(NamedTuple):
-    """The shares of the sides of the scores in the channels of a head."""
-
-    num_sides: int
-    joint: bool  # both sides fill all channels; else each fills its own
-    width: int  # channels that a block fills: a head where joint, else a side of a head
-
-    @classmethod
-    def of(cls, mechanism: PrimalAttention) -> "_Shape":
-        S, C = mechanism.num_directions, mechanism.head_dim
-        num_sides = 2 if mechanism.scores == "both" else 1
-        if num_sides == 1 or S >= C:
-            return cls(num_sides, joint=True, width=min(S, C))
-        return cls(num_sides, joint=False, width=min(S, C // 2))
+            self.out_proj.bias.add_((mean_targets - mean_features @ change).to(self.out_proj.bias))
 
 
 class PrimalFit:
-    """The directions, the score projection and the output projection of a Primal layer."""
+    """The directions, the score projection and the output projection of a Primal layer.
+
+    The sides of the scores fill all channels of a head together where there are enough directions;
+    else each side fills channels of its own.
+    """
 
     def __init__(self, layer: PatchedAttention, replaced: nn.Module):
-        self.layer, self.sums = layer, least_squares.StreamedSums()
-        self.mechanism: PrimalAttention = layer.mechanism
-        self.shape = _Shape.of(self.mechanism)
-        self.basis = basis_of(self.mechanism, replaced)  # [H, F, R]
+        self.layer, self.mechanism = layer, layer.mechanism
+        mechanism: PrimalAttention = layer.mechanism
+        S, C = mechanism.num_directions, mechanism.head_dim
+        self.num_sides = len(_SIDES[mechanism.scores])
+        self.joint = self.num_sides == 1 or S >= C
+        self.width = min(S, C if self.joint else C // 2)  # channels of a block
+        self.sums = StreamedSums(centred=mechanism.out_proj.bias is not None)
+        self.basis = basis_of(mechanism, replaced)  # [H, F, R]
 
     @torch.no_grad()
     def add(self, call: Call) -> None:
         """Count in one call of the attention that the layer replaces."""
-        with call.repeated_by(self.layer):
+        with rotated(call.rotation):
             features = base_features(self.mechanism, self.basis, call.x, **call.masks)
         self.sums.add(call.real(features).flatten(1), call.real(call.y))
 
     @torch.no_grad()
     def finish(self) -> None:
         """Solve, and set the parameters of the layer."""
-        mechanism, (num_sides, joint, width) = self.mechanism, self.shape
-        H, bias = mechanism.num_heads, mechanism.out_proj.bias
-        has_bias = bias is not None
-        moments = self.sums.moments(centred=has_bias)
-        penalty = self.sums.penalty(centred=has_bias)
-        num_blocks = H * (1 if joint else num_sides)
-        inner = least_squares.low_rank_blocks(
-            moments, num_blocks, width, penalty
-        )  # [K, side R or R, width]
-        outer = least_squares.ridge(
-            least_squares.compressed(moments, inner), penalty
-        )  # [K width, D]
+        mechanism, H = self.mechanism, self.mechanism.num_heads
+        moments, penalty = self.sums.moments(), self.sums.penalty()
+        num_blocks = H * (1 if self.joint else self.num_sides)
+        inner = low_rank_blocks(moments, num_blocks, self.width, penalty)  # [K, side R or R, width]
+        whole: Tensor = torch.block_diag(*inner)  # type: ignore[no-untyped-call]
+        compressed = Moments(whole.mT @ moments.gram @ whole, whole.mT @ moments.cross)
+        outer = ridge(compressed, penalty)  # [K width, D]
         columns = rearrange(outer, "(h c) d -> d h c", h=H)
         weight = rearrange(mechanism.out_proj.weight, "d (h c) -> d h c", h=H)
         weight[..., : columns.shape[-1]] = columns.to(weight)
         if mechanism.score_proj.bias is not None:
             mechanism.score_proj.bias.zero_()
-        if bias is not None:
+        if mechanism.out_proj.bias is not None:
             mean_features, mean_targets = self.sums.means()
-            bias.copy_(mean_targets - mean_features @ least_squares.block_diagonal(inner) @ outer)
-        pattern = "h (side r) c -> side h r c" if joint else "(h side) r c -> side h r c"
-        self._set_inner(rearrange(inner, pattern, side=num_sides))
+            mechanism.out_proj.bias.copy_(mean_targets - mean_features @ whole @ outer)
+        pattern = "h (side r) c -> side h r c" if self.joint else "(h side) r c -> side h r c"
+        self._set_inner(rearrange(inner, pattern, side=self.num_sides))
 
     def _set_inner(self, inner: Tensor) -> None:
         """Spread the channels over all directions, by a random rotation, and set both maps."""
-        mechanism, (num_sides, joint, width) = self.mechanism, self.shape
-        S = mechanism.num_directions
-        spread = torch.linalg.qr(torch.randn(num_sides, S, S).to(inner)).Q[..., :width]
-        maps = inner.new_zeros(num_sides, S, mechanism.head_dim)
-        for side in range(num_sides):
-            first = 0 if joint else side * width
-            maps[side, :, first : first + width] = spread[side]
+        mechanism, S = self.mechanism, self.mechanism.num_directions
+        spread = torch.linalg.qr(torch.randn(self.num_sides, S, S).to(inner)).Q[..., : self.width]
+        maps = inner.new_zeros(self.num_sides, S, mechanism.head_dim)
+        for side in range(self.num_sides):
+            first = 0 if self.joint else side * self.width
+            maps[side, :, first : first + self.width] = spread[side]
         mechanism.score_proj.weight.copy_(rearrange(maps, "side s c -> c (side s)"))
         theta = einsum(inner, spread, "side h r c, side s c -> side h r s")
         theta = einsum(self.basis.to(theta), theta, "h f r, side h r s -> side h f s")
         set_directions(mechanism, theta)
+
+
+def initialise(pair: Pair, batches: Iterable[Batch], number: int, progress: Progress) -> None:
+    """Solve for the parameters of all layers in one pass over so many batches."""
+    replaced = patched_layers(pair.teacher)
+    fits = {name: fit_of(layer, replaced[name].mechanism) for name, layer in pair.layers.items()}
+    for done, batch in enumerate(batches, 1):
+        for name, calls in pair.teach(batch).calls.items():
+            for call in calls:
+                fits[name].add(call)
+        progress(Event("initialisation from data", done, number, None))
+    for fit in fits.values():
+        fit.finish()
 
 
 def fit_of(layer: PatchedAttention, replaced: nn.Module) -> PrimalFit | OutputFit:

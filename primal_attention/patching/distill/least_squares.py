@@ -5,9 +5,10 @@ Only second moments of the data are kept, in float64: no feature and no target i
 Letters: T tokens, F features, D outputs, K blocks, R numbers of a block.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
@@ -24,32 +25,41 @@ class Moments(NamedTuple):
 
 
 class StreamedSums:
-    """Sums over tokens of features [T, F] and targets [T, D], in two halves."""
+    """Sums over tokens of features [T, F] and targets [T, D], in two halves.
 
-    def __init__(self) -> None:
-        self._halves = [_Sums(), _Sums()]
+    Args:
+        centred: Moments are those of the differences from the means.
+    """
+
+    def __init__(self, *, centred: bool):
+        self.centred = centred
+        self._halves: list[Tensor | None] = [None, None]  # of [1, feature, target] with itself
+        self._num_features = 0
 
     def add(self, features: Tensor, targets: Tensor) -> None:
         """Count more tokens in, with the half that has fewer."""
-        f, y = features.double(), targets.double()
-        half = min(self._halves, key=lambda half: half.num_tokens)
-        half.add(_Sums(len(y), [f.mT @ f, f.mT @ y, f.sum(0), y.sum(0)]))
+        self._num_features = features.shape[1]
+        z = F.pad(torch.cat([features.double(), targets.double()], 1), (1, 0), value=1.0)
+        counts = [0.0 if half is None else float(half[0, 0]) for half in self._halves]
+        place = counts.index(min(counts))
+        half = self._halves[place]
+        self._halves[place] = z.mT @ z if half is None else half.addmm_(z.mT, z)
 
-    def moments(self, *, centred: bool) -> Moments:
-        """Return the second moments; of the differences from the means where ``centred``."""
-        return self._whole().moments(centred=centred)
+    def moments(self) -> Moments:
+        """Return the second moments."""
+        return self._moments(self._whole())
 
     def means(self) -> tuple[Tensor, Tensor]:
         """Return the means of features [F] and of targets [D]."""
-        whole = self._whole()
-        return whole.sums[2] / whole.num_tokens, whole.sums[3] / whole.num_tokens
+        sums = self._whole()[0]
+        features, targets = sums[1:].tensor_split([self._num_features])
+        return features / sums[0], targets / sums[0]
 
-    def penalty(self, *, centred: bool) -> float:
+    def penalty(self) -> float:
         """Choose the ridge penalty with which each half predicts the other best."""
-        one, other = self._halves
-        if not other.num_tokens:
+        halves = [self._moments(half) for half in self._halves if half is not None]
+        if len(halves) < 2:
             return PENALTIES[-1]
-        halves = one.moments(centred=centred), other.moments(centred=centred)
 
         def error(penalty: float) -> float:  # up to the sum of squares of the targets
             maps = [ridge(half, penalty) for half in halves]
@@ -58,28 +68,13 @@ class StreamedSums:
 
         return min(PENALTIES, key=error)
 
-    def _whole(self) -> "_Sums":
-        whole = _Sums()
-        for half in self._halves:
-            whole.add(half)
-        return whole
+    def _whole(self) -> Tensor:
+        return torch.stack([half for half in self._halves if half is not None]).sum(0)
 
-
-class _Sums:
-    def __init__(self, num_tokens: int = 0, sums: list[Any] | None = None):
-        self.num_tokens = num_tokens
-        self.sums = sums or [0.0] * 4
-
-    def add(self, other: "_Sums") -> None:
-        self.num_tokens += other.num_tokens
-        self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
-
-    def moments(self, *, centred: bool) -> Moments:
-        gram, cross, f, y = self.sums
-        if not centred:
-            return Moments(gram, cross)
-        n = max(self.num_tokens, 1)
-        return Moments(gram - torch.outer(f, f) / n, cross - torch.outer(f, y) / n)
+    def _moments(self, sums: Tensor) -> Moments:
+        if self.centred:
+            sums = sums - torch.outer(sums[0], sums[0]) / sums[0, 0].clamp(min=1)
+        return Moments(*sums[1 : 1 + self._num_features, 1:].tensor_split([self._num_features], 1))
 
 
 def ridge(moments: Moments, penalty: float) -> Tensor:
@@ -106,26 +101,14 @@ def low_rank_blocks(moments: Moments, num_blocks: int, num_inner: int, penalty: 
     Each block in turn is fitted to what the others leave, and all of them in several sweeps. The
     moments are of all features at once, [K F, K F] and [K F, D].
     """
-    F, D = moments.gram.shape[-1] // num_blocks, moments.cross.shape[-1]
-    maps = moments.cross.new_zeros(num_blocks, F, D)
-    inner = moments.cross.new_zeros(num_blocks, F, num_inner)
+    width, D = moments.gram.shape[-1] // num_blocks, moments.cross.shape[-1]
+    maps = moments.cross.new_zeros(num_blocks, width, D)
+    inner = moments.cross.new_zeros(num_blocks, width, num_inner)
     for block in [*range(num_blocks)] * _SWEEPS:
-        rows = slice(block * F, (block + 1) * F)
+        rows = slice(block * width, (block + 1) * width)
         gram = moments.gram[rows, rows]
         explained = moments.gram[rows] @ maps.flatten(0, 1) - gram @ maps[block]
         left = Moments(gram, moments.cross[rows] - explained)
         inner[block], outer = reduced_rank(left, num_inner, penalty)
         maps[block] = inner[block] @ outer
     return inner
-
-
-def compressed(moments: Moments, inner: Tensor) -> Moments:
-    """Return the moments of the features after block maps [K, F, R]."""
-    whole = block_diagonal(inner)
-    return Moments(whole.mT @ moments.gram @ whole, whole.mT @ moments.cross)
-
-
-def block_diagonal(blocks: Tensor) -> Tensor:
-    """Put blocks [K, F, R] along the diagonal of one matrix [K F, K R]."""
-    whole: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-    return whole

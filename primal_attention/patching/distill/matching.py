@@ -4,8 +4,7 @@ Letters: B batch, N tokens, D model dim, T real tokens.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -40,11 +39,11 @@ class Call(NamedTuple):
         mask = self.masks.get("token_mask")
         return z.flatten(0, 1) if mask is None else z[mask]
 
-    @contextmanager
-    def repeated_by(self, layer: PatchedAttention) -> Iterator[Any]:
-        """Give the mechanism of a layer, ready to be called as this call was."""
+    def repeated_by(self, layer: PatchedAttention) -> Tensor:
+        """Return the output of the mechanism of a layer for this call."""
         with rotated(self.rotation):
-            yield layer.mechanism
+            y: Tensor = layer.mechanism(self.x, **self.masks)
+        return y
 
 
 class Shown(NamedTuple):
@@ -110,12 +109,10 @@ class Pair:
 
     def on_teachers_inputs(self, taught: Shown) -> Made:
         """Return the outputs of each layer for the inputs that the teacher had there."""
-        made: Made = {name: [] for name in self.layers}
-        for name, layer in self.layers.items():
-            for call in taught.calls[name]:
-                with call.repeated_by(layer) as mechanism:
-                    made[name].append(mechanism(call.x, **call.masks))
-        return made
+        return {
+            name: [call.repeated_by(layer) for call in taught.calls[name]]
+            for name, layer in self.layers.items()
+        }
 
     def on_own_inputs(self, batch: Batch) -> Made:
         """Return the outputs of each layer and of the whole student for a batch."""

@@ -1,17 +1,18 @@
 """Short training of the patched layers towards the attentions that they replace."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
 from functools import partial
+from itertools import islice
+from statistics import mean
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.objectives import ksvd_loss
-from primal_attention.patching.distill.batches import Batch, BatchStream
+from primal_attention.patching.distill.batches import Batch
 from primal_attention.patching.distill.matching import OUTPUTS, Pair, Spread
 from primal_attention.patching.hosts.host import PatchedAttention
 
@@ -37,13 +38,12 @@ Progress = Callable[[Event], None]
 class StageTargets(NamedTuple):
     """The targets of one stage of training."""
 
-    stage: str
+    name: str
     own_inputs: bool  # of the student; else each layer gets the teacher's
     outputs: bool  # the outputs of the model too
-    eta: float
 
     def loss(self, pair: Pair, batch: Batch, start: Mapping[str, Spread]) -> Tensor:
-        """Relative errors, the mean over the layers, plus eta times the KSVD objective."""
+        """Return the mean relative error of the layers, plus that of the outputs."""
         taught = pair.teach(batch)
         made = pair.on_own_inputs(batch) if self.own_inputs else pair.on_teachers_inputs(taught)
         errors = {
@@ -51,74 +51,70 @@ class StageTargets(NamedTuple):
             for name, pairs in taught.paired(made).items()
         }
         loss = _mean(errors[name] for name in pair.layers)
-        if self.outputs:
-            loss = loss + errors[OUTPUTS]
-        return loss + self.eta * ksvd_loss(pair.student) if self.eta else loss
+        return loss + errors[OUTPUTS] if self.outputs else loss
 
     def error(self, measured: Mapping[str, Spread]) -> float:
         """Return the error on held-out batches that training minimises."""
         if self.own_inputs:
             return measured[OUTPUTS].error
-        errors = [spread.error for name, spread in measured.items() if name != OUTPUTS]
-        return sum(errors) / len(errors)
+        return mean(spread.error for name, spread in measured.items() if name != OUTPUTS)
 
 
-@dataclass(frozen=True)
-class Trainer:
-    """Trains the layers of a student, and keeps what was best on held-out batches."""
+def train(
+    pair: Pair,
+    stage: StageTargets,
+    batches: Iterable[Batch],
+    steps: int,
+    valid: list[Batch],
+    lr: float,
+    progress: Progress,
+) -> int:
+    """Take so many steps, fewer where they do not help; return how many were taken.
 
-    pair: Pair
-    valid: list[Batch]
-    lr: float
-    progress: Progress
-
-    def run(
-        self, goal: StageTargets, stream: BatchStream, steps: int, start: Mapping[str, Spread]
-    ) -> int:
-        """Take so many steps, fewer where they do not help; return how many were taken."""
-        parameters = [p for layer in self.pair.layers.values() for p in layer.parameters()]
-        # A step changes a tensor in proportion to its own size.
-        groups = [{"params": [p], "lr": self.lr * _size(p)} for p in parameters]
-        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cycle, steps))
-        best, best_state, worse, done = goal.error(start), _copies(parameters), 0, 0
-        every = max(1, steps // CHECKS)
-        for done, batch in enumerate(stream.take(steps), 1):
-            loss = goal.loss(self.pair, batch, start)
-            if not bool(loss.isfinite()):
-                raise ValueError(
-                    f"the loss is {float(loss.detach())} at step {done}; try a smaller lr "
-                    f"than {self.lr}, and look for inputs that are not finite"
-                )
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            error = None
-            if done % every == 0 or done == steps:
-                error = goal.error(self.pair.measure(self.valid))
-                worse = 0 if error < best else worse + 1
-                if error < best:
-                    best, best_state = error, _copies(parameters)
-            self.progress(Event(goal.stage, done, steps, error))
-            if worse >= PATIENCE:
-                break
-        with torch.no_grad():
-            for parameter, value in zip(parameters, best_state, strict=True):
-                parameter.copy_(value)
-        return done
+    The layers of the student end as they were best on held-out batches.
+    """
+    parameters = [p for layer in pair.layers.values() for p in layer.parameters()]
+    # A step changes a tensor in proportion to its own size.
+    groups = [{"params": [p], "lr": lr * _size(p)} for p in parameters]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cycle, steps))
+    start = pair.measure(valid)
+    best, best_state, worse, done = stage.error(start), deepcopy(parameters), 0, 0
+    every = max(1, steps // CHECKS)
+    for done, batch in enumerate(islice(batches, steps), 1):
+        loss = stage.loss(pair, batch, start)
+        if not bool(loss.isfinite()):
+            raise ValueError(
+                f"the loss is {float(loss.detach())} at step {done}; try a smaller lr than {lr}, "
+                "and look for inputs that are not finite"
+            )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        error = None
+        if done % every == 0 or done == steps:
+            error = stage.error(pair.measure(valid))
+            worse = 0 if error < best else worse + 1
+            if error < best:
+                best, best_state = error, deepcopy(parameters)
+        progress(Event(stage.name, done, steps, error))
+        if worse >= PATIENCE:
+            break
+    with torch.no_grad():
+        for parameter, value in zip(parameters, best_state, strict=True):
+            parameter.copy_(value)
+    return done
 
 
 @contextmanager
-def only_layers_learn(
-    model: nn.Module, layers: Mapping[str, PatchedAttention], *, training: bool
-) -> Iterator[None]:
-    """Give gradients to the layers alone, the rest in evaluation mode; restore all afterwards."""
+def only_layers_learn(model: nn.Module, layers: Mapping[str, PatchedAttention]) -> Iterator[None]:
+    """Give gradients to the layers alone, in evaluation mode; restore all afterwards."""
     modes = {module: module.training for module in model.modules()}
     learns = {parameter: parameter.requires_grad for parameter in model.parameters()}
     model.eval().requires_grad_(False)
     for layer in layers.values():
-        layer.train(training).requires_grad_(True)
+        layer.requires_grad_(True)
     try:
         yield
     finally:
@@ -139,10 +135,6 @@ def _cycle(steps: int, done: int) -> float:
 
 def _size(parameter: Tensor) -> float:
     return max(float(parameter.detach().square().mean().sqrt()), _SMALLEST_STEP)
-
-
-def _copies(parameters: list[nn.Parameter]) -> list[Tensor]:
-    return [p.detach().clone() for p in parameters]
 
 
 def _relative_error(made: Tensor, wanted: Tensor, variance: float) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -38,21 +38,15 @@ class Affine(NamedTuple):
         biases = [None] * number if self.bias is None else self.bias.chunk(number)
         return [Affine(*pair) for pair in zip(self.weight.chunk(number), biases, strict=True)]
 
-    def on_meta(self) -> Affine:
-        """Drop the data and keep the shapes."""
-        return Affine(self.weight.to("meta"), None if self.bias is None else self.bias.to("meta"))
-
     def linear(self) -> nn.Linear:
         """Copy the projection into a new module, frozen where the host's was."""
         rows, columns = self.weight.shape
-        with torch.device(self.weight.device):
-            linear = nn.Linear(columns, rows, bias=self.bias is not None, dtype=self.weight.dtype)
-        with torch.no_grad():
-            linear.weight.copy_(self.weight)
-            linear.weight.requires_grad_(self.weight.requires_grad)
-            if self.bias is not None:
-                linear.bias.copy_(self.bias)
-                linear.bias.requires_grad_(self.bias.requires_grad)
+        device, dtype = self.weight.device, self.weight.dtype
+        linear = nn.Linear(columns, rows, self.bias is not None, device, dtype)
+        for name, tensor in self._asdict().items():
+            if tensor is not None:
+                copied = tensor.detach().clone(memory_format=torch.contiguous_format)
+                setattr(linear, name, nn.Parameter(copied, tensor.requires_grad))
         return linear
 
 
@@ -86,11 +80,6 @@ class Projections:
     def dim(self) -> int:
         """The model dimension D."""
         return self.out.weight.shape[0]
-
-    def on_meta(self) -> Projections:
-        """Drop the data and keep the shapes, to count parameters with."""
-        q, k, v, out = (affine.on_meta() for affine in (self.q, self.k, self.v, self.out))
-        return replace(self, q=q, k=k, v=v, out=out)
 
 
 def check_plain(projection: nn.Module, *kinds: type[nn.Module]) -> None:

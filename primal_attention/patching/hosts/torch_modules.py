@@ -4,7 +4,7 @@ Letters: B batch, N tokens, T source tokens, D model dim, H heads.
 """
 
 from contextlib import nullcontext
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,14 @@ class TorchModules(host.Host):
 
     def adapt(self, module: nn.Module, mechanism: nn.Module) -> host.PatchedAttention:
         """Use the signature of multi-head attention."""
-        return PrimalMultiheadAttention.around(mechanism, batch_first=bool(module.batch_first))
+        layer = PrimalMultiheadAttention(
+            int(module.embed_dim),  # type: ignore[arg-type]
+            int(module.num_heads),  # type: ignore[arg-type]
+            batch_first=bool(module.batch_first),
+            attention=mechanism,
+        )
+        layer.needs_causal_mask = True
+        return layer
 
     def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[host.Change]:
         """Turn off nested tensors, which the encoder would pass to its layers in evaluation."""
@@ -69,7 +76,7 @@ class PrimalMultiheadAttention(host.PatchedAttention):
         dropout: Probability of dropout after the output projection.
         bias: Whether the projections have a bias.
         batch_first: Tokens are [B, N, D], otherwise [N, B, D].
-        attention: A name of ``ATTENTIONS``.
+        attention: A name of ``ATTENTIONS``, or a layer that is built already.
         causal: Each token sees itself and those before it, with or without a causal ``attn_mask``.
         device: Where the parameters are; ``"meta"`` allocates none.
         dtype: The dtype of the parameters.
@@ -81,6 +88,7 @@ class PrimalMultiheadAttention(host.PatchedAttention):
     # go around this module; a missing bias tells it not to.
     in_proj_bias = None
     _qkv_same_embed_dim = True
+    needs_causal_mask = False  # in a host, which passes a causal mask to what is causal
     contract_exemptions: ClassVar[dict[str, str]] = {
         "cross-attention": "no argument says which queries are padding"
     }
@@ -93,40 +101,21 @@ class PrimalMultiheadAttention(host.PatchedAttention):
         bias: bool = True,
         batch_first: bool = False,
         *,
-        attention: str = "primal",
+        attention: str | nn.Module = "primal",
         causal: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
-        check_choice("attention", attention, ATTENTIONS)
-        if causal:
-            options = {**card_of(attention).causal_patch, **options}
-        with nullcontext() if device is None else torch.device(device):
-            mechanism = build_attention(
-                attention,
-                embed_dim,
-                num_heads,
-                dropout=dropout,
-                bias=bias,
-                causal=causal,
-                **options,
-            )
-        if dtype is not None:
-            mechanism.to(dtype)
-        self._hold(mechanism, batch_first=batch_first, needs_causal_mask=False)
-
-    @classmethod
-    def around(cls, mechanism: nn.Module, *, batch_first: bool) -> Self:
-        """Hold a layer that exists, in a host that passes a causal mask to what is causal."""
-        layer = cls.__new__(cls)
-        layer._hold(mechanism, batch_first=batch_first, needs_causal_mask=True)
-        return layer
-
-    def _hold(self, mechanism: nn.Module, *, batch_first: bool, needs_causal_mask: bool) -> None:
-        super().__init__(mechanism)
-        self.batch_first, self.needs_causal_mask = batch_first, needs_causal_mask
-        self.embed_dim, self.num_heads = int(self.mechanism.dim), int(self.mechanism.num_heads)
+        if isinstance(attention, str):
+            check_choice("attention", attention, ATTENTIONS)
+            if causal:
+                options = {**card_of(attention).causal_patch, **options}
+            options |= {"dropout": dropout, "bias": bias, "causal": causal}
+            with nullcontext() if device is None else torch.device(device):
+                attention = build_attention(attention, embed_dim, num_heads, **options)
+        super().__init__(attention if dtype is None else attention.to(dtype))
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
 
     def forward(
         self,
@@ -155,23 +144,25 @@ class PrimalMultiheadAttention(host.PatchedAttention):
         key = query if key is None else key
         value = key if value is None else value
         self._check(query, key, value, need_weights=need_weights)
-        crossing = not _same(key, query)
         x, context = self._batched(query), self._batched(key)
-        real_keys = _real_keys(key_padding_mask, key, context)
-        if crossing:
+        shape = tuple(context.shape[3 - key.ndim : 2])
+        if key_padding_mask is not None and key_padding_mask.shape != shape:
+            raise ValueError(
+                f"key_padding_mask must be {shape}, one entry for each key, got "
+                f"{tuple(key_padding_mask.shape)}"
+            )
+        seen = self._seen_keys(attn_mask, key_padding_mask, *context.shape[:2])
+        if not _same(key, query):
             self.check_cross()
-            mask = _merged(attn_mask, real_keys, x.shape[0], self.num_heads)
-            y = self.mechanism(x, context, context_mask=expanded(context_mask_of(mask), context))
+            y = self.mechanism(x, context, context_mask=expanded(context_mask_of(seen), context))
         else:
-            real = self._real_tokens(x, attn_mask, real_keys, is_causal=is_causal)
+            if attn_mask is None:
+                seen = self._without_mask(seen, is_causal=is_causal)
+            real = token_mask_of(seen, num_queries=x.shape[1], causal=self.causal)
             y = self.mechanism(x, token_mask=expanded(real, x))
         if query.ndim == 2:
             return y[0], None
         return y if self.batch_first else y.transpose(0, 1), None
-
-    def extra_repr(self) -> str:
-        """Return the layout, for printing."""
-        return f"batch_first={self.batch_first}"
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool) -> None:
         if need_weights:
@@ -189,23 +180,31 @@ class PrimalMultiheadAttention(host.PatchedAttention):
                 f"{tuple(query.shape)} and {tuple(key.shape)}"
             )
 
-    def _real_tokens(
-        self, x: Tensor, attn_mask: Tensor | None, real_keys: Tensor | None, *, is_causal: bool
-    ) -> Tensor | None:
-        """The real tokens [B, N] of a self-attention; None where all are."""
-        if attn_mask is None and is_causal and not self.causal:
+    def _without_mask(self, seen: Tensor | None, *, is_causal: bool) -> Tensor | None:
+        """The padding [B, T] of a self-attention without ``attn_mask``."""
+        if is_causal and not self.causal:
             raise ValueError(
                 "is_causal=True: this layer is not causal; build or patch it with causal=True"
             )
-        if attn_mask is None and self.causal and not self.needs_causal_mask:
-            return real_keys
-        mask = _merged(attn_mask, real_keys, x.shape[0], self.num_heads)
-        if mask is None and self.causal:
+        if self.causal and self.needs_causal_mask:
             raise ValueError(
                 "this layer is causal but attn_mask is None, which asks for full attention; "
                 "pass the causal mask, or patch(..., causal=False)"
             )
-        return token_mask_of(mask, num_queries=x.shape[1], causal=self.causal)
+        return None if seen is None else seen[:, 0, 0]
+
+    def _seen_keys(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, B: int, T: int
+    ) -> Tensor | None:
+        """The keys that each query sees, [B or 1, H or 1, N or 1, T]; None where all."""
+        seen = None
+        if attn_mask is not None:
+            shape = (1, 1) if attn_mask.ndim == 2 else (B, self.num_heads)
+            seen = _seen("attn_mask", attn_mask).view(*shape, *attn_mask.shape[-2:])
+        if key_padding_mask is not None:
+            real = _seen("key_padding_mask", key_padding_mask).view(B, 1, 1, T)
+            seen = real if seen is None else seen & real
+        return seen
 
     def _batched(self, z: Tensor) -> Tensor:
         if z.ndim == 2:
@@ -219,34 +218,6 @@ def _same(one: Tensor, other: Tensor) -> bool:
         return one is other
     layout = [(t.data_ptr(), t.shape, t.stride()) for t in (one, other)]
     return layout[0] == layout[1]
-
-
-def _real_keys(key_padding_mask: Tensor | None, key: Tensor, context: Tensor) -> Tensor | None:
-    """Return the keys [B, T] that are no padding; None where nothing says so."""
-    if key_padding_mask is None:
-        return None
-    shape = context.shape[:2] if key.ndim == 3 else context.shape[1:2]
-    if key_padding_mask.shape != shape:
-        raise ValueError(
-            f"key_padding_mask must be {tuple(shape)}, one entry for each key, got "
-            f"{tuple(key_padding_mask.shape)}"
-        )
-    return _seen("key_padding_mask", key_padding_mask).view(context.shape[:2])
-
-
-def _merged(
-    attn_mask: Tensor | None, real_keys: Tensor | None, batch_size: int, num_heads: int
-) -> Tensor | None:
-    """The keys that each query sees, [B or 1, H or 1, N or 1, T]; True in a bool mask hides."""
-    seen = None
-    if attn_mask is not None:
-        seen = _seen("attn_mask", attn_mask)
-        shape = (1, 1) if attn_mask.ndim == 2 else (batch_size, num_heads)
-        seen = seen.view(*shape, *attn_mask.shape[-2:])
-    if real_keys is not None:
-        real = real_keys[:, None, None, :]
-        seen = real if seen is None else seen & real
-    return seen
 
 
 def _seen(name: str, mask: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The calling convention that the models of Hugging Face transformers share.
 
-Letters: B batch, N tokens, D model dim, H heads, G key heads, C head dim, T keys.
+Letters: B batch, N tokens, D model dim, H heads, C head dim.
 """
 
 from __future__ import annotations
@@ -9,25 +9,60 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from primal_attention.patching.hosts import transformers_cache
+from primal_attention.attention.base.compaction import padded
 from primal_attention.patching.hosts.host import PatchedAttention
 from primal_attention.patching.hosts.transformers_padding import register_padding
-from primal_attention.patching.masks import Packing, expanded, rows_of, token_mask_of
+from primal_attention.patching.masks import expanded, rows_of, token_mask_of
+
+if TYPE_CHECKING:
+    from primal_attention.patching.hosts.transformers_cache import StateLayer
 
 Rotation = tuple[Tensor, Tensor]
 """The cosines and sines [B or 1, N, C] of the positions, as the host passes them."""
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "q_global", "k_global", "v_global")
 _running = threading.local()
-_uncollected: ContextVar[bool] = ContextVar("_uncollected", default=False)
+
+
+class Inputs(NamedTuple):
+    """The tokens of one pass, their mask and their rotary positions."""
+
+    x: Tensor  # [B, N, D]
+    mask: Tensor | None = None  # [B, N], True at real tokens
+    rotation: Rotation | None = None
+
+    @property
+    def length(self) -> int:
+        """N."""
+        return self.x.shape[1]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Apply the same change to each tensor, expanded to the batch B."""
+        mask = None if self.mask is None else change(self.mask)
+        rotation = self.rotation
+        if rotation is not None:
+            cos, sin = (part.expand(self.x.shape[0], -1, -1) for part in rotation)
+            rotation = change(cos), change(sin)
+        return Inputs(change(self.x), mask, rotation)
+
+    def followed_by(self, more: Inputs) -> Inputs:
+        """Join the tokens of two passes as if they had come in one."""
+        masks = [
+            torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask
+            for x, mask, _ in (self, more)
+        ]
+        rotation = None
+        if self.rotation is not None and more.rotation is not None:
+            cos, sin = (torch.cat(two, 1) for two in zip(self.rotation, more.rotation, strict=True))
+            rotation = cos, sin
+        return Inputs(torch.cat([self.x, more.x], 1), torch.cat(masks, 1), rotation)
 
 
 class TransformersAttention(PatchedAttention):
@@ -37,15 +72,17 @@ class TransformersAttention(PatchedAttention):
     such matrices, one without data stands for it.
     """
 
+    shows_weights = True
+
     def __init__(self, mechanism: nn.Module, module: nn.Module):
         super().__init__(mechanism)
-        _register()
+        register_padding()
         self.layer_idx: int | None = getattr(module, "layer_idx", None)
         self.num_key_heads = int(mechanism.num_heads)  # type: ignore[arg-type]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        _register()  # it may come from another process
+        register_padding()  # it may come from another process
 
     def forward(
         self,
@@ -58,7 +95,7 @@ class TransformersAttention(PatchedAttention):
         """Attention outputs [B, N, D] of the tokens that follow those of the cache."""
         if others.get("encoder_hidden_states") is not None:
             raise ValueError("encoder_hidden_states was given to a self-attention that is patched")
-        inputs = transformers_cache.Inputs(hidden_states, None, position_embeddings)
+        inputs = Inputs(hidden_states, None, position_embeddings)
         if past_key_values is None:
             y = self._attend_rows(inputs, attention_mask, others.get("cu_seq_lens_q"))
             self._show_weights(y, inputs.length)
@@ -71,7 +108,7 @@ class TransformersAttention(PatchedAttention):
             causal=self.causal,
         )
         inputs = inputs._replace(mask=expanded(real, hidden_states))
-        if layer.is_started or (self._decodes() and not self.training):
+        if layer.is_started or (hasattr(self.mechanism, "prefill") and not self.training):
             y = self._continue(inputs, layer)
         else:  # a training pass, which the objectives read, is seldom continued
             y = self._attend(inputs)
@@ -80,72 +117,77 @@ class TransformersAttention(PatchedAttention):
         return y, None
 
     def _show_weights(self, y: Tensor, num_keys: int) -> None:
-        """Append a matrix [B, H, N, T] on the ``meta`` device where the host collects weights."""
-        weights = collected_weights()
+        """Append a matrix [B, H, N, T] on the ``meta`` device where the host collects weights.
+
+        The host hooks modules by their class, so a layer of another class has to report by itself.
+        """
+        from transformers.utils.output_capturing import _active_collector
+
+        if not self.shows_weights or (
+            torch.compiler.is_compiling() and not _active_collector.compiling
+        ):
+            return  # the graph of one layer, or without collection, has no context to look into
+        outputs = _active_collector.get()  # type: ignore[no-untyped-call, unused-ignore]
+        weights = None if outputs is None else outputs.get("attentions")
         if weights is not None:
             size = (y.shape[0], int(self.mechanism.num_heads), y.shape[1], num_keys)
             weights.append(torch.empty(size, dtype=y.dtype, device="meta"))
 
-    def _attend_rows(
-        self, inputs: transformers_cache.Inputs, mask: Any, bounds: Tensor | None
-    ) -> Tensor:
+    def _attend_rows(self, inputs: Inputs, mask: Any, bounds: Tensor | None) -> Tensor:
         """Attend within rows that may hold several sequences each."""
         x = inputs.x
-        real, packing = rows_of(mask, num_tokens=inputs.length, causal=self.causal)
-        if bounds is not None and real is None and packing is None:
-            packing = Packing.between(bounds, x)
-        if packing is None:
+        real, rows = rows_of(mask, num_tokens=inputs.length, causal=self.causal)
+        if bounds is not None and real is None and rows is None:
+            rows = padded(bounds.long(), x.shape[0] * x.shape[1], int(bounds.diff().max()))
+            rows = rows._replace(before=tuple(x.shape[:2]))
+        if rows is None or rows.there is None:
             return self._attend(inputs._replace(mask=expanded(real, x)))
-        unpacked = inputs.each(packing.unpack)._replace(mask=packing.there >= 0)
-        return packing.pack(self._attend(unpacked), like=x)
+        inputs = inputs.each(rows.pack)._replace(mask=rows.there.view(rows.shape) >= 0)
+        return rows.unpack(self._attend(inputs))
 
-    def _attend(self, inputs: transformers_cache.Inputs) -> Tensor:
+    def _attend(self, inputs: Inputs) -> Tensor:
         with rotated(inputs.rotation):
             y: Tensor = self.mechanism(inputs.x, token_mask=inputs.mask)
         return y
 
-    def _layer(self, past_key_values: Any, dtype: torch.dtype) -> transformers_cache.StateLayer:
+    def _layer(self, past_key_values: Any, dtype: torch.dtype) -> StateLayer:
+        from primal_attention.patching.hosts.transformers_cache import state_layer
+
         if not self.causal or self.layer_idx is None:
             raise ValueError(
                 "past_key_values was given to a layer that is not causal and cannot go on from it; "
                 "pass use_cache=False"
             )
-        shape = transformers_cache.KeyShape(self.num_key_heads, int(self.mechanism.head_dim), dtype)
-        return transformers_cache.state_layer(past_key_values, self.layer_idx, shape)
+        size = (1, self.num_key_heads, 1, int(self.mechanism.head_dim))
+        key = torch.empty(size, dtype=dtype, device="meta")
+        return state_layer(past_key_values, self.layer_idx, key)
 
-    def _decodes(self) -> bool:
-        return hasattr(self.mechanism, "prefill")
+    def _continue(self, inputs: Inputs, layer: StateLayer) -> Tensor:
+        """Attend to tokens that follow those of a layer of the cache, and advance its state.
 
-    def _continue(
-        self, inputs: transformers_cache.Inputs, layer: transformers_cache.StateLayer
-    ) -> Tensor:
-        """Attend to tokens that follow those of a layer of the cache, and advance its state."""
-        N, state = inputs.length, layer.read(self._state_after)
-        if inputs.x.shape[0] > 1 or torch.compiler.is_compiling():
-            y, state = self._extend(inputs, state)
-            layer.keep(state, N)
-            return y
-        ys, first = [], max(N - transformers_cache.REMEMBERED, 0)
-        if first:
-            y, state = self._extend(inputs.each(lambda tensor: tensor[:, :first]), state)
-            layer.keep(state, first)
+        The last tokens of a long pass come by themselves, so that they can be removed again.
+        """
+        single = inputs.x.shape[0] == 1 and not torch.compiler.is_compiling()
+        first = max(inputs.length - layer.remembered, 0) if single else 0
+        ends = [slice(first), slice(first, None)] if first else [slice(None)]
+        ys = []
+        for part in ends:
+            new = inputs.each(lambda tensor, part=part: tensor[:, part])  # type: ignore[misc]
+            with torch.no_grad():
+                state = layer.read(lambda *given: self._extend(*given)[1])
+            y, state = self._extend(new, state)
+            layer.keep(state, new)
             ys.append(y)
-        y, after = self._extend(inputs.each(lambda tensor: tensor[:, first:]), state)
-        layer.keep_with_way_back(after, state, inputs.copied(first, N))
-        return torch.cat([*ys, y], 1)
+        return torch.cat(ys, 1)
 
-    def _extend(self, inputs: transformers_cache.Inputs, state: Any) -> tuple[Tensor, Any]:
-        if not self._decodes():
+    def _extend(self, inputs: Inputs, state: Any) -> tuple[Tensor, Any]:
+        if not hasattr(self.mechanism, "prefill"):
             raise ValueError(
                 f"{self.attention} has no decode state: use_cache=False for generation"
             )
         with rotated(inputs.rotation):
             y, state = self.mechanism.prefill(inputs.x, state, token_mask=inputs.mask)
         return y, state
-
-    @torch.no_grad()
-    def _state_after(self, inputs: transformers_cache.Inputs, state: Any) -> Any:
-        return self._extend(inputs, state)[1]
 
 
 class AlbertAttention(TransformersAttention):
@@ -234,36 +276,3 @@ def rotated(rotation: Rotation | None) -> Iterator[None]:
 def running_rotation() -> Rotation | None:
     """Return the rotation of the pass that runs in this thread."""
     return getattr(_running, "rotation", None)
-
-
-@contextmanager
-def beside_the_host() -> Iterator[None]:
-    """Run attentions that are no part of the model whose weights are collected."""
-    token = _uncollected.set(True)
-    try:
-        yield
-    finally:
-        _uncollected.reset(token)
-
-
-def collected_weights() -> list[Any] | None:
-    """Return the attention weights that the host has collected so far; None if it collects none.
-
-    The host hooks modules by their class, so a layer of another class has to report by itself.
-    """
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:  # a version that does it in another way
-        return None
-    if torch.compiler.is_compiling():
-        if not _active_collector.compiling:
-            return None  # a graph of one layer, or without collection: no context to look into
-    elif _uncollected.get():
-        return None
-    outputs = _active_collector.get()  # type: ignore[no-untyped-call, unused-ignore]
-    return None if outputs is None else outputs.get("attentions")
-
-
-def _register() -> None:
-    register_padding()
-    transformers_cache.register_layers()

@@ -14,27 +14,32 @@ from primal_attention.patching.hosts.transformers_attention import (
 
 
 @dataclass(frozen=True)
-class SeparateProjections(host.Host):
-    """A family by the class names of its attentions and the names of their four projections."""
+class TransformersFamily(host.Host):
+    """A family by the class names of its attentions and the names of their projections."""
 
     name: str
     classes: frozenset[str]
-    projections: tuple[str, str, str, str]  # q, k, v, out; out from the parent if taken over
+    projections: tuple[
+        str, ...
+    ]  # q, k, v or one of all three; then out, of the parent if taken over
     takes_over: tuple[str, ...] = ()
     adapter: type[TransformersAttention] = TransformersAttention
 
     def owns(self, module: nn.Module) -> bool:
         """Compare the name of its class, in a module of transformers."""
         kind = type(module)
-        return kind.__name__ in self.classes and kind.__module__.startswith("transformers.models.")
+        known = kind.__name__ in self.classes and kind.__module__.startswith("transformers.models.")
+        return known and not getattr(module, "is_cross_attention", False)
 
     def read(self, module: nn.Module, ancestors: list[nn.Module]) -> host.Projections:
         """Read the four projections; grouped keys stay grouped."""
         config: Any = module.config
         head_dim = int(getattr(module, "attention_head_size", 0) or module.head_dim)  # type: ignore[arg-type]
-        q, k, v = (host.Affine.of(module.get_submodule(name)) for name in self.projections[:3])
+        inner = [_affine(module.get_submodule(name)) for name in self.projections[:-1]]
+        q, k, v = inner[0].split(3) if len(inner) == 1 else inner
         holder = ancestors[-1] if self.takes_over else module
-        out = host.Affine.of(holder.get_submodule(self.projections[3]))
+        out = _affine(holder.get_submodule(self.projections[-1]))
+        dropout = getattr(module, "output_dropout", None) or getattr(module, "resid_dropout", None)
         _refuse(module, q, out)
         factor = host.score_factor(float(module.scaling), head_dim)  # type: ignore[arg-type]
         if factor != 1.0 and hasattr(module, "q_norm"):
@@ -46,7 +51,7 @@ class SeparateProjections(host.Host):
             out,
             num_heads=q.weight.shape[0] // head_dim,
             causal=bool(module.is_causal) and getattr(config, "is_causal", None) is not False,
-            dropout=getattr(getattr(module, "output_dropout", None), "p", 0.0),
+            dropout=getattr(dropout, "p", 0.0),
             max_tokens=_max_tokens(config),
         )
 
@@ -63,55 +68,21 @@ class SeparateProjections(host.Host):
         """
         changes = []
         for model in ancestors:
-            plan = getattr(model, "_tp_plan", None)
-            if isinstance(plan, dict):
-                path = next(name for name, each in model.named_modules() if each is module)
-                names = ["*" if name.isdigit() else name for name in path.split(".")]
-                prefix = ".".join([*names, ""])
-                kept = {name: style for name, style in plan.items() if not name.startswith(prefix)}
-                if len(kept) < len(plan):
-                    changes.append(host.Change(model, "_tp_plan", kept))
+            plan = getattr(model, "_tp_plan", None) or {}
+            path = next(name for name, each in model.named_modules() if each is module)
+            own = ".".join("*" if name.isdigit() else name for name in path.split(".")) + "."
+            kept = {name: style for name, style in plan.items() if not name.startswith(own)}
+            if len(kept) < len(plan):
+                changes.append(host.Change(model, "_tp_plan", kept))
         return changes
 
 
-class GPT2(host.Host):
-    """GPT-2, and the one inside the Decision Transformer.
-
-    ``c_attn`` holds queries, keys and values, transposed; the residual dropout is the attention's.
-    """
-
-    name = "GPT-2"
-
-    def owns(self, module: nn.Module) -> bool:
-        """Accept self-attentions; those to an encoder have a projection of another shape."""
-        classes = ("GPT2Attention", "DecisionTransformerGPT2Attention")
-        return type(module).__name__ in classes and not module.is_cross_attention
-
-    def read(self, module: nn.Module, ancestors: list[nn.Module]) -> host.Projections:
-        """Cut the packed projection in three, and transpose."""
-        attention: Any = module
-        q, k, v = _transposed(attention.c_attn).split(3)
-        return host.Projections(
-            q.scaled(host.score_factor(attention.scaling, attention.head_dim)),
-            k,
-            v,
-            _transposed(attention.c_proj),
-            num_heads=attention.num_heads,
-            causal=True,
-            dropout=attention.resid_dropout.p,
-            max_tokens=_max_tokens(attention.config),
-        )
-
-    def adapt(self, module: nn.Module, mechanism: nn.Module) -> host.PatchedAttention:
-        """Use the adapter that the models of transformers share."""
-        return TransformersAttention(mechanism, module)
-
-
-def _transposed(conv1d: Any) -> host.Affine:
+def _affine(projection: Any) -> host.Affine:
     from transformers.pytorch_utils import Conv1D
 
-    host.check_plain(conv1d, Conv1D)
-    return host.Affine(conv1d.weight.mT, conv1d.bias)
+    if type(projection) is Conv1D:
+        return host.Affine(projection.weight.mT, projection.bias)
+    return host.Affine.of(projection)
 
 
 def _max_tokens(config: Any) -> int | None:
@@ -147,7 +118,7 @@ def _classes(ending: str, names: str) -> frozenset[str]:
 
 _NAMED = ("q_proj", "k_proj", "v_proj", "o_proj")
 FAMILIES: tuple[host.Host, ...] = (
-    SeparateProjections(
+    TransformersFamily(
         "BERT",
         _classes(
             "SelfAttention",
@@ -157,19 +128,19 @@ FAMILIES: tuple[host.Host, ...] = (
         ("query", "key", "value", "output.dense"),
         ("output.dense",),
     ),
-    SeparateProjections(
+    TransformersFamily(
         "DistilBERT",
         frozenset({"DistilBertSelfAttention"}),
         ("q_lin", "k_lin", "v_lin", "out_lin"),
     ),
-    SeparateProjections(
+    TransformersFamily(
         "ALBERT",
         frozenset({"AlbertAttention"}),
         ("query", "key", "value", "dense"),
         adapter=AlbertAttention,
     ),
-    SeparateProjections("ViT", _classes("Attention", "AST DeiT IJepa ViT ViTMAE ViTMSN"), _NAMED),
-    SeparateProjections(
+    TransformersFamily("ViT", _classes("Attention", "AST DeiT IJepa ViT ViTMAE ViTMSN"), _NAMED),
+    TransformersFamily(
         "Llama",
         _classes(
             "Attention",
@@ -178,5 +149,9 @@ FAMILIES: tuple[host.Host, ...] = (
         _NAMED,
         adapter=RotaryAttention,
     ),
-    GPT2(),
+    TransformersFamily(
+        "GPT-2",
+        frozenset({"GPT2Attention", "DecisionTransformerGPT2Attention"}),
+        ("c_attn", "c_proj"),
+    ),
 )

@@ -66,26 +66,16 @@ def _attend(
     """Run the host's own attention of an unpatched module, which needs its mask spelled out."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     N, T = query.shape[2], key.shape[2]
-    if attention_mask is None and (N == T or not causal):
-        others["is_causal"] = causal and N > 1
-    else:
-        others["is_causal"] = False
-        if attention_mask is None or attention_mask.ndim == 2:
-            attention_mask = _spelled_out(attention_mask, query, T, causal=causal)
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    if (attention_mask is None and causal and 1 < N < T) or getattr(attention_mask, "ndim", 4) == 2:
+        seen = query.new_ones(1, 1, N, T, dtype=torch.bool)
+        seen = seen.tril(T - N) if causal else seen
+        if attention_mask is not None:
+            seen = seen & (attention_mask[:, None, None, :T] > 0)
+        attention_mask = seen | ~seen.any(-1, keepdim=True)  # one that would see none sees all
+    others["is_causal"] = causal and attention_mask is None and N > 1
     return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
-
-
-def _spelled_out(padding: Tensor | None, query: Tensor, num_keys: int, *, causal: bool) -> Tensor:
-    """The keys that each query sees, [B or 1, 1, N, T]; one that would see none sees all."""
-    N, device = query.shape[2], query.device
-    seen = torch.ones(1, 1, N, num_keys, dtype=torch.bool, device=device)
-    if causal:
-        seen = seen.tril(num_keys - N)
-    if padding is not None:
-        seen = seen & (padding[:, None, None, :num_keys] > 0)
-    return seen | ~seen.any(-1, keepdim=True)
 
 
 def _all_patched(model: nn.Module) -> bool:
