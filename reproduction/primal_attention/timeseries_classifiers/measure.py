@@ -3,15 +3,17 @@
     python reproduction/primal_attention/timeseries_classifiers/measure.py default multirocket_hydra
 
 A classifier is a preset of ``PrimalFormerClassifier``, with changed parameters if the name is
-followed by them (``default:heads=kernel``), or one of aeon with its defaults. All are fitted on the
-training cases alone, with a seed. aeon's take series of one length without gaps: gaps are
-interpolated and the ends padded with zeros for them, and their code is compiled before the clock
-starts. ``seconds`` are those of the clock, ``cpu_seconds`` those of the processor, both of the fit.
+followed by them (``default:num_networks=2``), or one of aeon with its defaults. All are fitted on
+the training cases alone, with a seed. A preset with a network has two rows more, of the same fit:
+its machine alone and its network alone. Those of aeon take series of one length without gaps: gaps
+are interpolated and the ends padded with zeros for them, and their code is compiled before the
+clock starts. ``seconds`` of a fit are those of the clock, ``cpu_seconds`` those of the processor.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,9 @@ def main() -> None:
                 classifier, _, settings = text.partition(":")
                 key = (name, classifier, str(seed), settings.replace(",", " "))
                 if time.time() < deadline and key not in done():
-                    row = measured(*key, arguments.threads, arguments.data)
-                    add_rows(FILE, [{**row, "commit": commit}], more=MORE)
-                    print(*row.values(), flush=True)
+                    for row in measured(*key, arguments.threads, arguments.data):
+                        add_rows(FILE, [{**row, "commit": commit}], more=MORE)
+                        print(*row.values(), flush=True)
 
 
 def done() -> set[tuple[str, ...]]:
@@ -63,8 +65,8 @@ def done() -> set[tuple[str, ...]]:
 
 def measured(
     name: str, classifier: str, seed: str, settings: str, threads: int, folder: Path | None
-) -> dict[str, str]:
-    """Fit and test one classifier on one set."""
+) -> Iterator[dict[str, str]]:
+    """Fit and test one classifier on one set, and then its parts."""
     train, test = load_uea(name, folder)
     X, X_test = train.series, test.series
     if classifier in AEON:
@@ -80,7 +82,7 @@ def measured(
     fitted, fitted_cpu = time.perf_counter(), time.process_time()
     hits = model.predict(X_test) == test.labels
     predicted = time.perf_counter()
-    return {
+    row = {
         "dataset": name,
         "model": classifier,
         "protocol": "clean",
@@ -98,6 +100,12 @@ def measured(
         "torch": torch.__version__,
         "settings": settings,
     }
+    yield row
+    if getattr(model, "network_", None) is not None and model.machine_ is not None:
+        for part, blend in (("machine", (1.0, 0.0)), ("network", (0.0, 1.0))):
+            model.blend_ = blend
+            value = f"{100 * model.score(X_test, test.labels):.4f}"
+            yield {**row, "model": f"{classifier}_{part}", "value": value}
 
 
 def build(classifier: str, seed: int, settings: str, threads: int) -> Any:
