@@ -32,7 +32,6 @@ SETS = (
     *("SelfRegulationSCP1", "SelfRegulationSCP2", "ArticularyWordRecognition", "NATOPS"),
     *("LSST", "CharacterTrajectories"),
 )
-MORE = ("cpu_seconds", "predict_seconds")
 AEON = {"minirocket": "MiniRocketClassifier", "multirocket_hydra": "MultiRocketHydraClassifier"}
 
 
@@ -54,8 +53,8 @@ def main() -> None:
                 key = (name, classifier, str(seed), settings.replace(",", " "))
                 if time.time() < deadline and key not in done():
                     for row in measured(*key, arguments.threads, arguments.data):
-                        add_rows(FILE, [{**row, "commit": commit}], more=MORE)
                         print(*row.values(), flush=True)
+                        add_rows(FILE, [{**row, "commit": commit}])
 
 
 def done() -> set[tuple[str, ...]]:
