@@ -334,6 +334,49 @@ def accuracy() -> str:
     return markdown(heads, lines, words=2)
 
 
+# Classifiers of time series
+
+CLASSIFIERS = {
+    "default": '`preset="default"`',
+    "default_machine": "its machine alone",
+    "default_network": "its network alone",
+    "multirocket_hydra": "MultiRocket-Hydra",
+    "minirocket": "MiniRocket",
+}
+OF_TABLE_1 = (*UEA, "SpokenArabicDigits")
+
+
+@table
+def classifiers() -> str:
+    """Test accuracy of each set, means over the sets that all have, and time to fit."""
+    found = defaultdict(lambda: defaultdict(list))
+    for row in rows_of(STUDIES / "timeseries_classifiers/classifiers.csv"):
+        if not row["settings"]:
+            numbers = float(row["value"]), float(row["cpu_seconds"])
+            found[row["dataset"]][row["model"]].append(numbers)
+    means = {
+        name: {model: [*map(fmean, zip(*each, strict=True))] for model, each in models.items()}
+        for name, models in found.items()
+    }
+    lines = [
+        [name, *(f"{each[model][0]:.1f}" if model in each else "" for model in CLASSIFIERS)]
+        for name, each in sorted(means.items())
+    ]
+    complete = [name for name, each in means.items() if CLASSIFIERS.keys() <= each.keys()]
+    of_table_1 = [name for name in complete if name in OF_TABLE_1]
+    for head, names in (("mean of {} sets", complete), ("mean of {} of Table 1", of_table_1)):
+        if names:
+            cells = (fmean(means[name][model][0] for name in names) for model in CLASSIFIERS)
+            lines.append([head.format(len(names)), *(f"{cell:.1f}" for cell in cells)])
+    parts = {"default_machine", "default_network"}
+    cells = (
+        "" if model in parts else f"{sum(means[name][model][1] for name in complete):.0f}"
+        for model in CLASSIFIERS
+    )
+    lines.append([f"seconds of a core to fit {len(complete)}", *cells])
+    return markdown(["test accuracy (%)", *CLASSIFIERS.values()], lines)
+
+
 def main() -> None:
     for page in pages():
         text = page.read_text()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from primal_attention.timeseries.bases import PlainClassifier, PlainEstimator, assemble
 from primal_attention.timeseries.estimators import Classifier, Regressor
+from primal_attention.timeseries.selection import PresetSelection, select_preset
 
 if TYPE_CHECKING:  # for type checkers and editors, on the bases that need no other package
 
@@ -18,11 +19,12 @@ if TYPE_CHECKING:  # for type checkers and editors, on the bases that need no ot
         """See ``Regressor`` and ``Parameters``."""
 
 
-__all__ = ["PrimalFormerClassifier", "PrimalFormerRegressor"]
+ESTIMATORS = ("PrimalFormerClassifier", "PrimalFormerRegressor")
+__all__ = ["PresetSelection", "PrimalFormerClassifier", "PrimalFormerRegressor", "select_preset"]
 
 
 def __getattr__(name: str) -> Any:
     """Build an estimator once: pickle and joblib look it up here by its name."""
-    if name not in __all__:
+    if name not in ESTIMATORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, assemble(name, __name__))

@@ -23,7 +23,7 @@ def without(monkeypatch):
     return remove
 
 
-@pytest.mark.parametrize("name", timeseries.__all__)
+@pytest.mark.parametrize("name", timeseries.ESTIMATORS)
 def test_the_checks_of_aeon(name):
     from aeon.testing.estimator_checking import check_estimator
     from aeon.testing.estimator_checking._yield_multithreading_checks import (
@@ -46,7 +46,7 @@ def test_they_are_classes_of_aeon():
 
     assert issubclass(timeseries.PrimalFormerClassifier, BaseClassifier)
     assert issubclass(timeseries.PrimalFormerRegressor, BaseRegressor)
-    for name in timeseries.__all__:
+    for name in timeseries.ESTIMATORS:
         estimator = getattr(timeseries, name)
         assert estimator is getattr(timeseries, name)
         assert (estimator.__module__, estimator.__qualname__) == (timeseries.__name__, name)
@@ -169,3 +169,15 @@ assert (classifier.predict_proba(X) == expected).all()
 """
     command = [sys.executable, "-c", code, str(tmp_path / "pickle")]
     subprocess.run(command, check=True, timeout=120)
+
+
+def test_the_adapter_of_sktime(noise, tiny):
+    pytest.importorskip("sktime")
+    from primal_attention.timeseries.sktime_adapter import SktimeClassifier
+
+    X, y = noise
+    ours = timeseries.PrimalFormerClassifier(**{**tiny, "num_features": 600})
+    theirs = SktimeClassifier(ours).fit(X, y)
+    assert np.array_equal(theirs.predict_proba(X), ours.fit(X, y).predict_proba(X))
+    assert np.array_equal(theirs.predict(X), ours.predict(X))
+    assert pickle.loads(pickle.dumps(theirs)).predict(X).shape == (29,)

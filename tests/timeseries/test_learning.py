@@ -109,7 +109,7 @@ def test_one_channel_needs_no_axis(noise, tiny):
     )
 
 
-@pytest.mark.parametrize("name", timeseries.__all__)
+@pytest.mark.parametrize("name", timeseries.ESTIMATORS)
 def test_equal_seeds_give_equal_results(noise, tiny, name):
     X, y = noise
     estimator = getattr(timeseries, name)

@@ -194,3 +194,16 @@ def test_longer_series_have_fewer_tokens(noise, tiny):
     classifier = timeseries.PrimalFormerClassifier(**{**tiny, "max_tokens": 20}).fit(X, noise[1])
     assert classifier.network_.tower.embedding.positions.shape[0] == 19  # every seventh step
     assert classifier.predict_proba(X[:3]).shape == (3, 3)
+
+
+def test_a_preset_is_chosen_on_folds_of_the_cases(waves, monkeypatch):
+    X, frequency = waves(45)
+    y = np.where(frequency < 1.6, "slow", "fast")
+    settings = {"num_features": 60, "dim": 8, "num_heads": 2, "epochs": 1}
+    chosen = timeseries.select_preset(X, y, ("fast", "default"), random_state=3, **settings)
+    assert chosen.seeds == [3, 4, 5]
+    means = {preset: np.mean(each) for preset, each in chosen.accuracies.items()}
+    assert list(means) == ["fast", "default"]
+    assert chosen.preset == ("default" if means["default"] > means["fast"] else "fast")
+    assert means["fast"] > 0.6
+    assert chosen == timeseries.select_preset(X, y, ("fast", "default"), random_state=3, **settings)
