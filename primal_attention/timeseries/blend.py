@@ -18,7 +18,8 @@ def blend_of_classes(
 
     What there is none of has the factor 0; not both have. As in Platt's calibration a class gets a
     little less than all of the probability, so that a few cases that are all right do not ask for
-    certainty.
+    certainty. Logits beside scores count where they lower the log loss by more than a standard
+    error: a few cases are soon matched by chance.
     """
     present = [each for each in (scores, logits) if each is not None]
     m, K = present[0].shape
@@ -27,14 +28,23 @@ def blend_of_classes(
     factors = torch.tensor(FACTORS, dtype=torch.float64, device=target.device)
     first = factors if scores is not None else factors[:1]
     second = factors if logits is not None else factors[:1]
-    both = second[:, None, None] * _or_zero(logits)
-    weighted = weight[:, None] * smoothed
-    losses = torch.stack(
-        [-(weighted * (a * _or_zero(scores) + both).log_softmax(-1)).sum((1, 2)) for a in first]
-    )
-    losses[0, 0] = torch.inf  # one class for all cases
-    best = int(losses.argmin())
-    return float(first[best // len(second)]), float(second[best % len(second)])
+    weighted = smoothed * (weight / weight.sum())[:, None]
+    losses = torch.stack(  # [first, second, m], of each case
+        [
+            -(weighted * (a * _or_zero(scores) + b * _or_zero(logits)).log_softmax(-1)).sum(-1)
+            for a in first
+            for b in second
+        ]
+    ).unflatten(0, (len(first), len(second)))
+    totals = losses.sum(-1)
+    totals[0, 0] = torch.inf  # one class for all cases
+    i, j = divmod(int(totals.argmin()), len(second))
+    if scores is not None and logits is not None:
+        alone = int(totals[:, 0].argmin())
+        gains = losses[alone, 0] - losses[i, j]
+        if gains.sum() < m**0.5 * gains.std():
+            i, j = alone, 0
+    return float(first[i]), float(second[j])
 
 
 def blend_of_numbers(

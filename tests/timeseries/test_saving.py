@@ -120,3 +120,18 @@ def test_labels_that_no_file_can_hold(fitted, tmp_path):
     with pytest.raises(TypeError):
         fitted.save(tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_before_there_was_a_machine(fitted, noise, tmp_path):
+    from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint
+
+    fitted.save(tmp_path / "new")
+    tensors, facts = read_checkpoint(tmp_path / "new")
+    facts = {name: facts[name] for name in facts if name not in ("blend", "num_networks")}
+    for name in ("preset", "num_features", "num_networks", "max_tokens", "norm", "mixup"):
+        del facts["parameters"][name]
+    write_checkpoint(tmp_path / "old", tensors, facts)
+    old = timeseries.PrimalFormerClassifier.load(tmp_path / "old")
+    logits = fitted.network_(**fitted.encoding_.encode(list(noise[0]))).double()
+    np.testing.assert_allclose(old.predict_proba(noise[0]), logits.softmax(-1).detach(), atol=1e-6)
+    assert old.machine_ is None
