@@ -35,7 +35,7 @@ def blend_of_classes(
             for a in first
             for b in second
         ]
-    ).unflatten(0, (len(first), len(second)))
+    ).view(len(first), len(second), m)
     totals = losses.sum(-1)
     totals[0, 0] = torch.inf  # one class for all cases
     i, j = divmod(int(totals.argmin()), len(second))
