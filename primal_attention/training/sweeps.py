@@ -145,14 +145,18 @@ def run_trials(
         except HeldError:
             pass  # the process that holds the directory tells the value
 
+    def take_over() -> None:
+        for begun in trials_in(study, "RUNNING"):
+            if begun.params.keys() == names:
+                finish(begun.number, as_settings(begun.params))
+
     names = {*space.choices, *space.ranges}
-    for begun in trials_in(study, "RUNNING"):
-        if begun.params.keys() == names:
-            finish(begun.number, as_settings(begun.params))
     number = number if space.ranges else min(number, len(space.grid))
+    take_over()
     while len(_tried(study, names)) < number:
         trial = study.ask()
         finish(trial.number, space.suggest(trial))
+    take_over()  # of processes that were killed meanwhile; others still hold theirs
 
 
 def trials_in(study: Study, *states: str) -> list[FrozenTrial]:

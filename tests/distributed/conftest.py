@@ -1,6 +1,7 @@
 """Processes that run a program together: forked from one that has imported what takes seconds."""
 
 import importlib.util
+import itertools
 import multiprocessing
 import sys
 import traceback
@@ -13,7 +14,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     [
-        "primal_attention.distributed",
+        "primal_attention.distributed.checkpoint",
         "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.nn.parallel.distributed",
@@ -23,7 +24,7 @@ PROCESSES.set_forkserver_preload(
 LIMIT = 120
 
 
-def work(rank, size, folder, program, arguments):
+def work(rank, size, folder, store, program, arguments):
     import torch
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
@@ -32,7 +33,7 @@ def work(rank, size, folder, program, arguments):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/store",
+        init_method=f"file://{folder}/store{store}",
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=LIMIT),
@@ -54,9 +55,12 @@ def work(rank, size, folder, program, arguments):
 def together(tmp_path):
     """Run a program in so many processes; its error is that of the test."""
 
+    stores = itertools.count()
+
     def run(program, size, *arguments):
+        store = next(stores)
         processes = [
-            PROCESSES.Process(target=work, args=(rank, size, tmp_path, program, arguments))
+            PROCESSES.Process(target=work, args=(rank, size, tmp_path, store, program, arguments))
             for rank in range(size)
         ]
         for each in processes:

@@ -1,6 +1,9 @@
 """Layers and models whose sequences are sharded over processes."""
 
+import shutil
+
 import pytest
+import torch
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -14,3 +17,20 @@ def test_models_compute_what_one_process_does(together):
 
 def test_bytes_do_not_depend_on_the_number_of_tokens(together):
     together("messages", 2)
+
+
+def test_a_checkpoint_of_four_processes_goes_on_with_two_and_one(together, tmp_path):
+    kept = tmp_path / "kept"
+    together("checkpoints", 4, tmp_path / "whole", tmp_path / "4.pt", kept)
+    assert [path.name for path in (tmp_path / "whole").iterdir()] == ["step-000000000004"]
+    whole = torch.load(tmp_path / "4.pt")
+    assert whole.pop("first") == 0
+    for size in (2, 1):
+        folder = tmp_path / f"from{size}"
+        shutil.copytree(kept, folder)
+        (folder / "unfinished").mkdir()  # of a process that was killed while it wrote
+        together("checkpoints", size, folder, tmp_path / f"{size}.pt")
+        found = torch.load(tmp_path / f"{size}.pt")
+        assert found.pop("first") == 2
+        for name, want in whole.items():
+            torch.testing.assert_close(found[name], want, rtol=1e-10, atol=1e-12)

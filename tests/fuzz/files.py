@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
+import wave
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ from primal_attention.tasks import (  # noqa: E402
 from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask  # noqa: E402
 from primal_attention.tasks.lra.texts import read_retrieval_imdb  # noqa: E402
 from primal_attention.tasks.offline_rl import RL  # noqa: E402
+from primal_attention.tasks.streams import FolderStream  # noqa: E402
 from primal_attention.training import Recipe  # noqa: E402
 from primal_attention.training.checkpoint import read_checkpoint, write_checkpoint  # noqa: E402
 from primal_attention.training.outcome import Outcome  # noqa: E402
@@ -166,6 +168,12 @@ def _read_rl(folder: Path) -> object:
     return rl_task("hopper-medium", folder=folder, seed=0)
 
 
+def _wav(folder: Path) -> None:
+    with wave.open(str(folder / "new.wav"), "wb") as file:
+        file.setparams((2, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(range(256)) * 8)
+
+
 def _run_of(recipe: Recipe) -> Outcome:
     entry = {"epoch": 1, "step": 3, "train_loss": 0.5, "objective": 0.0}
     entry |= {"valid_loss": 0.4, "valid_accuracy": 80.0}
@@ -203,6 +211,7 @@ READERS: dict[str, Reader] = {
         lambda folder: np.save(folder / "new.npy", np.stack(make_series((7, 7)))),
         lambda folder: read_series(folder / "new.npy"),
     ),
+    "sound, .wav": Reader(_wav, lambda folder: next(iter(FolderStream(folder, "audio", 99)))),
     "listops, prepared": Reader(
         _lra("listops", pairs=False, symbols=16, classes=10),
         lambda folder: lra_task("listops", folder=folder),

@@ -3,18 +3,16 @@
 import torch
 
 from primal_attention import PrimalAttention, ksvd_loss
-from primal_attention.distributed import Message, count_messages, shard_context
+from primal_attention.distributed import count_messages, shard_context
 from primal_attention.distributed.costs import layer_messages
 
 SIZES = {"dim": 8, "num_heads": 2, "num_directions": 3}
 FORMS = (
-    {"weights": "static"},
     {"weights": "sampled", "samples_per_direction": 2},
     {"weights": "dual"},
     {"weights": "dual", "decay": "learned"},
     {"weights": "static", "causal": True},
     {"weights": "dual", "causal": True},
-    {"weights": "dual", "decay": "fixed", "causal": True},
 )
 
 
@@ -25,15 +23,14 @@ def main(mesh):
         shard_context(layer, mesh, average_gradients=False)
         short, long = (messages_of(layer, length // mesh.size()) for length in (1024, 65_536))
         assert short == long, (options, short, long)
-        assert sum(each.bytes for each in short) > 0 or options == FORMS[0]
-        told = layer_messages(layer, shards=mesh.size(), batch=2)
+        assert {each.size for each in short} == {mesh.size()} and all(m.sent for m in short)
+        told = layer_messages(layer, shards=mesh.size(), batch=1)
         assert told == short, (options, told, short)
 
 
 def messages_of(layer, length):
-    x = torch.randn(2, length, 8, requires_grad=True)
+    x = torch.randn(1, length, 8, requires_grad=True)
     with count_messages() as messages:
         loss = layer(x).square().mean() + ksvd_loss(layer)
         loss.backward()
-    assert all(isinstance(each, Message) and each.bytes == each.bytes for each in messages)
     return messages
