@@ -31,8 +31,8 @@ def patch(model: Model, attention: str = "primal", layers: Layers = -1, **option
             a family that was made known with ``register_host``.
         attention: A name of ``ATTENTIONS``.
         layers: The self-attentions to replace, counted from 0 in the order of the model: an index,
-            a list, a slice, or ``"all"``, which takes cross-attentions too; or names of modules,
-            with wildcards.
+            a list, a slice, or ``"all"``, which takes cross-attentions too and leaves out those
+            with a sliding window; or names of modules, with wildcards.
         **options: Options of the mechanism, in place of those derived from the host.
 
     Returns:
@@ -139,8 +139,11 @@ def build_layer(
     """Build the mechanism with the projections of the host, behind the signature of the host."""
     assert site.host is not None
     weight = host.q.weight
+    inner = weight.shape[0]  # channels of all heads
     with torch.device(weight.device):
-        mechanism: Any = build_attention(attention, host.dim, host.num_heads, **options)
+        mechanism: Any = build_attention(attention, inner, host.num_heads, **options)
+        if inner != host.dim:
+            read_tokens(mechanism, host.dim)
     mechanism.to(weight.dtype)
     copied = {"out_proj": host.out}
     for name, affine in zip("qkv", (host.q, host.k, host.v), strict=True):
@@ -156,6 +159,22 @@ def build_layer(
     if host.cross:
         layer.check_cross()
     return layer
+
+
+def read_tokens(mechanism: Any, dim: int) -> None:
+    """Let a mechanism whose heads have more or fewer channels in all read tokens of ``dim``."""
+    if getattr(mechanism, "weights", "") == "sampled":
+        raise ValueError(
+            f"weights='sampled' slices the tokens by head, but the heads have {mechanism.dim} "
+            f"channels in all in a model of dimension {dim}; use weights='dual'"
+        )
+    mechanism.dim = dim
+    for name in ("h_proj", "gate_proj", "decay_proj"):
+        if hasattr(mechanism, name):
+            projection = getattr(mechanism, name)
+            projection.in_features = dim
+            projection.weight = nn.Parameter(torch.empty(projection.out_features, dim))
+            projection.reset_parameters()
 
 
 def install(site: Site, layer: PatchedAttention) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from primal_attention.patching.hosts import HOSTS
 from primal_attention.patching.hosts.host import Host, PatchedAttention, Projections
+from primal_attention.patching.hosts.transformers_families import RefusedFamily
 
 Layers = int | slice | str | Sequence[int] | Sequence[str]
 
@@ -41,6 +42,11 @@ class Site(NamedTuple):
             return self.module.record.cross
         return self.host is not None and self.host.is_cross(self.module, self.parent)
 
+    @property
+    def is_local(self) -> bool:
+        """True where it attends within a window, which no mechanism honours."""
+        return self.host is not None and self.host.is_local(self.module)
+
 
 def find_sites(model: nn.Module) -> list[Site]:
     """Find every attention that is known or patched, in the order of the model."""
@@ -67,7 +73,7 @@ def patched_layers(model: nn.Module) -> dict[str, PatchedAttention]:
 def select(sites: list[Site], layers: Layers) -> list[Site]:
     """Select the sites that ``layers`` means, in order; raise a ValueError if it means none."""
     if layers == "all":
-        return sites
+        return [site for site in sites if not site.is_local] or sites
     several = isinstance(layers, Sequence) and not isinstance(layers, str)
     each: Sequence[object] = layers if several else [layers]  # type: ignore[assignment]
     chosen = {site.name for one in each for site in _meant(sites, one)}
@@ -107,7 +113,7 @@ def _walk(module: nn.Module, path: str, ancestors: list[nn.Module]) -> Iterator[
 
 
 def _nothing_known(model: nn.Module) -> str:
-    known = ", ".join(host.name for host in HOSTS)
+    known = ", ".join(host.name for host in HOSTS if not isinstance(host, RefusedFamily))
     alike = {
         type(module).__name__: name
         for name, module in reversed(list(model.named_modules()))

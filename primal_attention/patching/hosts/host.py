@@ -33,6 +33,10 @@ class Affine(NamedTuple):
             return self
         return Affine(self.weight * factor, None if self.bias is None else self.bias * factor)
 
+    def rows(self, chosen: Tensor) -> Affine:
+        """Select some of the outputs."""
+        return Affine(self.weight[chosen], None if self.bias is None else self.bias[chosen])
+
     def split(self, number: int) -> list[Affine]:
         """Cut a packed projection into equal projections."""
         biases = [None] * number if self.bias is None else self.bias.chunk(number)
@@ -202,6 +206,10 @@ class Host(ABC):
 
     def is_cross(self, module: nn.Module, parent: nn.Module) -> bool:
         """Return whether it attends to another sequence than its own."""
+        return False
+
+    def is_local(self, module: nn.Module) -> bool:
+        """Return whether it attends within a window; ``layers="all"`` leaves it out."""
         return False
 
     def settings(self, module: nn.Module, ancestors: list[nn.Module]) -> list[Change]:

@@ -93,9 +93,12 @@ class TransformersAttention(PatchedAttention):
         **others: Any,
     ) -> tuple[Tensor, None]:
         """Attention outputs [B, N, D] of the tokens that follow those of the cache."""
-        if others.get("encoder_hidden_states") is not None:
-            raise ValueError("encoder_hidden_states was given to a self-attention that is patched")
+        for name in ("encoder_hidden_states", "key_value_states"):
+            if others.get(name) is not None:
+                raise ValueError(f"{name} was given to a self-attention that is patched")
         inputs = Inputs(hidden_states, None, position_embeddings)
+        if past_key_values is None:
+            past_key_values = others.get("layer_past")  # its name in GPT-NeoX
         if past_key_values is None:
             y = self._attend_rows(inputs, attention_mask, others.get("cu_seq_lens_q"))
             self._show_weights(y, inputs.length)
@@ -209,11 +212,13 @@ class RotaryAttention(TransformersAttention):
     The mechanism sees queries and keys after all of this, before its feature map.
     """
 
+    query_factor = 1.0  # of queries that a norm would rid of it if it were in their projection
+
     def __init__(self, mechanism: nn.Module, module: nn.Module):
         super().__init__(mechanism, module)
         self.num_heads, self.head_dim = int(mechanism.num_heads), int(mechanism.head_dim)  # type: ignore[arg-type]
-        keys: Any = module.get_submodule("k_proj")
-        self.num_key_heads = int(keys.out_features) // self.head_dim
+        groups = getattr(module.config, "num_key_value_heads", None)
+        self.num_key_heads = self.num_heads if groups is None else int(groups)
         code = sys.modules[type(module).__module__]
         self._rotate: Callable[..., tuple[Tensor, Tensor]] = code.apply_rotary_pos_emb
         for name in ("q_norm", "k_norm"):
@@ -227,13 +232,17 @@ class RotaryAttention(TransformersAttention):
 
     def project(self, name: str, x: Tensor) -> Tensor:
         """Queries, keys or values [B, N, H C] as the mechanism gets them."""
-        z: Tensor = rearrange(self.get_submodule(name)(x), "b n (h c) -> b h n c", c=self.head_dim)
+        z: Tensor = self.get_submodule(name)(x)
+        norm: Any = None if name.startswith("v") else getattr(self, f"{name[0]}_norm", None)
+        of_all_heads = norm is not None and norm.weight.numel() == z.shape[-1]
+        z = norm(z) if of_all_heads else z
+        z = rearrange(z, "b n (h c) -> b h n c", c=self.head_dim)
         if not name.startswith("v"):
-            norm = f"{name[0]}_norm"
-            z = getattr(self, norm)(z) if hasattr(self, norm) else z
+            z = z if norm is None or of_all_heads else norm(z)
             rotation = running_rotation()
             assert rotation is not None
             z, _ = self._rotate(z, z[:, :0], *rotation)
+            z = z * self.query_factor if name.startswith("q") else z
         z = z.repeat_interleave(self.num_heads // z.shape[1], dim=1)
         return rearrange(z, "b h n c -> b n (h c)")
 
