@@ -18,10 +18,12 @@ PARTS = [
     "extras",
     "theory",
     "precision",
+    "calibration",
     "feature_maps",
     "ops",
     "attention",
     "objectives",
+    "uncertainty",
     "patching",
     "models",  # some are hosts of others with attention patched
     "distributed",

@@ -17,6 +17,7 @@ from primal_attention.training.checkpoint import BEST, read_checkpoint
 from primal_attention.training.domains import DOMAINS, acts
 from primal_attention.training.domains.sequences import build_sequence_model
 from primal_attention.training.recipe import Recipe
+from primal_attention.uncertainty import add_uncertainty
 
 
 def build_model(recipe: Recipe, sizes: Sizes) -> Any:
@@ -29,6 +30,8 @@ def build_model(recipe: Recipe, sizes: Sizes) -> Any:
     """
     domain = DOMAINS.get(recipe.domain)
     model = (domain.build_model if domain else build_sequence_model)(recipe, sizes)
+    if recipe.model.uncertainty:
+        add_uncertainty(model)
     if not uses_objective(recipe, model):
         freeze_objective(model)
     return model

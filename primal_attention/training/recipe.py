@@ -35,7 +35,7 @@ _AT_LEAST_ONE = (
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {  # by field; None is not looked at
     **dict.fromkeys(_AT_LEAST_ONE, (lambda value: value >= 1, "at least 1")),
     **dict.fromkeys(
-        ("context_tokens", "eta", "weight_decay", "seed"),
+        ("context_tokens", "eta", "kl_weight", "weight_decay", "seed"),
         (lambda value: value >= 0, "not negative"),
     ),
     **dict.fromkeys(("lr", "adam_eps", "clip_norm"), (lambda value: value > 0, "positive")),
@@ -97,6 +97,7 @@ class ModelSettings(_Settings):
     drop_path: float = 0.0  # of whole branches of the last layer, of others in proportion: pictures
     mask_attention: bool = True  # False: padding leaks into attention, as released for UEA
     mask_primal: bool = True  # False: it leaks into Primal layers alone, as released for LRA
+    uncertainty: bool = False  # Gaussian processes on the scores of the last Primal layer
     attention: Mapping[str, Any] = field(default_factory=dict)  # options of the mechanism
 
 
@@ -106,6 +107,7 @@ class OptimSettings(_Settings):
 
     eta: float = 0.0  # weight of the KSVD objective
     objective: str = "released"  # a name of OBJECTIVES
+    kl_weight: float = 1.0  # of the KL divergence over the number of cases, with uncertainty
     optimizer: str = "radam"
     lr: float = 1e-3
     weight_decay: float = 0.0

@@ -16,6 +16,7 @@ from primal_attention.tasks import Task
 from primal_attention.training.context import data_process, shard_batch
 from primal_attention.training.model_factory import uses_objective
 from primal_attention.training.recipe import Recipe
+from primal_attention.uncertainty import kl_divergence
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -55,7 +56,10 @@ class Step:
         objective = loss.new_zeros(())
         if self.with_objective:
             objective = ksvd_loss(self.model, objective=optim.objective)
-        self.fabric.backward((loss + optim.eta * objective) * share)
+        total = loss + optim.eta * objective
+        if self.recipe.model.uncertainty:
+            total = total + optim.kl_weight / len(self.task.train) * kl_divergence(self.model)
+        self.fabric.backward(total * share)
         if optim.clip_norm is not None:
             self.fabric.clip_gradients(
                 self.model,
