@@ -26,10 +26,9 @@ from torch import Tensor
 
 from primal_attention.analysis.plot_style import PALETTE
 from primal_attention.atomic_files import replacing
-from primal_attention.theory import (
-    Cosine,
+from primal_attention.theory import Cosine, Polynomial
+from primal_attention.theory.ksvd import (
     KSVDPoint,
-    Polynomial,
     Scores,
     best_unexplained_energy,
     dual_scores,

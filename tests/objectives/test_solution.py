@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primal_attention import PrimalAttention
-from primal_attention.theory import best_unexplained_energy, stationary_point
+from primal_attention.theory.ksvd import best_unexplained_energy, stationary_point
 
 from .cases import C, D, H, S, assert_near, loss_of, make_inputs, make_layer
 from .definition import features, heads, layer_objective, run, runs

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primal_attention import PrimalAttention
-from primal_attention.theory import best_unexplained_energy
+from primal_attention.theory.ksvd import best_unexplained_energy
 
 from .cases import loss_of
 from .definition import layer_objective, runs

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primal_attention.theory import (
-    Cosine,
+from primal_attention.theory import Cosine
+from primal_attention.theory.ksvd import (
     KSVDPoint,
     Scores,
     best_unexplained_energy,

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.polynomial.legendre import leggauss
 
-from primal_attention.theory import (
-    Cosine,
+from primal_attention.theory import Cosine
+from primal_attention.theory.ksvd import (
     Scores,
     Weights,
     best_unexplained_energy,
@@ -16,18 +16,21 @@ from primal_attention.theory import (
     induced_kernel_matrix,
     kkt_residuals,
     ksvd_objective,
+    primal_scores,
+    shifted_eigenvalue_matrix,
+    solve_dual,
+    stationary_point,
+    weights_from_dual,
+)
+from primal_attention.theory.weighted_ksvd import (
     learned_times,
     local_scores,
     local_weights,
     objective_from_scores,
-    primal_scores,
     scan_scores,
     scan_weights,
-    shifted_eigenvalue_matrix,
     solve_causal_dual,
-    solve_dual,
     solve_weighted_dual,
-    stationary_point,
     time_features,
     time_kernel_matrix,
     weight_innovations,
@@ -35,7 +38,6 @@ from primal_attention.theory import (
     weighted_kernel_matrix,
     weighted_scores,
     weighted_unexplained_energy,
-    weights_from_dual,
 )
 
 N, P, S = 23, 7, 5
