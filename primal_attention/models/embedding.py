@@ -7,6 +7,7 @@ import math
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_attention.attention.base.shards import Sharded
@@ -22,6 +23,8 @@ class Embedding(Sharded):
         num_channels: Channels C of tokens that are vectors; a linear map reads them.
         kernel_size: Number of neighbouring vectors that the map reads; odd.
         stride: Every so many vectors become one token.
+        num_filters: Read samples of sound by a learnt filterbank with so many filters, see
+            :class:`Filterbank`; 0: by a linear map.
         vocab_size: Number of symbols, of tokens that are symbols.
         init_range: Positions start uniform in plus or minus this.
     """
@@ -34,6 +37,7 @@ class Embedding(Sharded):
         num_channels: int | None = None,
         kernel_size: int = 1,
         stride: int = 1,
+        num_filters: int = 0,
         vocab_size: int | None = None,
         init_range: float = 0.02,
     ):
@@ -53,12 +57,17 @@ class Embedding(Sharded):
             )
         if stride > 1 and num_channels is None:
             raise ValueError(f"stride={stride} is of vectors; symbols are tokens one by one")
+        if num_filters and num_channels != 1:
+            raise ValueError(f"num_filters={num_filters} are of one channel, got {num_channels=}")
         super().__init__()
-        self.num_channels, self.scale, self.stride = num_channels, math.sqrt(dim), stride
+        self.num_channels, self.stride = num_channels, stride
+        self.scale = 1.0 if num_filters else math.sqrt(dim)
         self.reads_neighbours = kernel_size > 1 or stride > 1
         if vocab_size is not None:
             self.tokens: nn.Module = nn.Embedding(vocab_size, dim)
             nn.init.normal_(self.tokens.weight, std=0.02)
+        elif num_filters:
+            self.tokens = Filterbank(num_filters, kernel_size, stride, dim)
         elif num_channels is not None:
             pointwise = kernel_size == stride == 1
             linear = nn.Linear if pointwise else partial(_Convolution, kernel_size, stride)
@@ -113,4 +122,48 @@ class _Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.conv(x.mT).mT
+        return y
+
+
+class Filterbank(nn.Module):
+    """Energies of learnt filters on a logarithmic scale, and two convolutions of them.
+
+    The filters f_i are complex, their energies log(1 + 100 mean |f_i * x|^2), with means over two
+    tokens. They start at frequencies that are equidistant on the mel scale of 8,000 samples a
+    second, under Hann windows whose bandwidth is that distance. Zeros stand beyond the ends.
+
+    Args:
+        num_filters: Filters F.
+        kernel_size: Samples that a filter reads; odd.
+        stride: Samples from one token to the next.
+        dim: Model dimension D.
+    """
+
+    def __init__(self, num_filters: int, kernel_size: int, stride: int, dim: int):
+        super().__init__()
+        self.stride, self.steps = stride, math.gcd(stride, 4)  # energies for each token
+        mel = math.log1p(4000 / 700) / (num_filters + 1)  # the distance
+        cycles = 700 / 8000 * torch.expm1(mel * torch.arange(1, num_filters + 1))[:, None]
+        distance = mel * (cycles + 700 / 8000)
+        places = torch.arange(kernel_size) - kernel_size // 2
+        phases, lag = 2 * math.pi * cycles * places, (distance * places).clamp(-0.5, 0.5)
+        windows = (math.pi * lag).cos().square()
+        windows = windows / windows.norm(dim=1, keepdim=True)
+        waves = torch.cat([windows * phases.cos(), windows * phases.sin()])
+        self.filters = nn.Parameter(waves[:, None])
+        self.inner = nn.Conv1d(num_filters, dim, 5)
+        self.outer = nn.Conv1d(dim, dim, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens [B, N / stride, D] of samples [B, N, 1]."""
+        tokens, size = -(-x.shape[1] // self.stride), self.filters.shape[-1]
+        hop = self.stride // self.steps
+        #   Both convolutions read four more tokens on each side; a mean reads two tokens.
+        left = 4 * self.stride + self.stride // 2 + size // 2
+        length = ((tokens + 9) * self.steps - 1) * hop + size
+        x = F.pad(x.mT, (left, length - left - x.shape[1]))
+        real, imaginary = F.conv1d(x, self.filters, stride=hop).chunk(2, 1)
+        power = real.square() + imaginary.square()
+        energies = (100 * F.avg_pool1d(power, 2 * self.steps, self.steps)).log1p()
+        y: Tensor = self.outer(F.gelu(self.inner(energies))).mT
         return y

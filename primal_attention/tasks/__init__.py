@@ -1,5 +1,6 @@
 """Benchmarks: their cases, losses and metrics."""
 
+from primal_attention.tasks.audio import audio_task
 from primal_attention.tasks.images import IMAGE_SETS, find_images, images_task
 from primal_attention.tasks.language import (
     LANGUAGE_SETS,
@@ -43,6 +44,7 @@ __all__ = [
     "SeriesEncoding",
     "Sizes",
     "Task",
+    "audio_task",
     "find_images",
     "find_language",
     "find_lra",

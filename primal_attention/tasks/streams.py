@@ -7,25 +7,17 @@ file for the tokens that it is about to give, and reads no others.
 
 from __future__ import annotations
 
-import wave
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from primal_attention.foreign_files import file_size, reading
-
-_TYPES: dict[int, Any] = {
-    1: np.uint8,
-    2: np.dtype("<i2"),
-    4: np.dtype("<i4"),
-}  # of samples, by their bytes
+from primal_attention.foreign_files import file_size
+from primal_attention.tasks.wav_files import read_wav, wav_length
 
 
 @dataclass(frozen=True)
@@ -127,35 +119,11 @@ def _read_text(path: Path, begin: int, end: int) -> Tensor:
     return torch.from_numpy(text.astype(np.int64))
 
 
-def _sound_length(path: Path) -> int:
-    with _sound(path) as sound:
-        number = sound.getnframes()
-        if number * sound.getnchannels() * sound.getsampwidth() > file_size(path):
-            raise ValueError("it says that it has more samples than fit into it")
-        if sound.getsampwidth() not in _TYPES:
-            raise ValueError(f"its samples have {8 * sound.getsampwidth()} bits")
-        return number
-
-
 def _read_sound(path: Path, begin: int, end: int) -> Tensor:
-    with _sound(path) as sound:
-        width, channels = sound.getsampwidth(), sound.getnchannels()
-        sound.setpos(begin)
-        samples: NDArray[Any] = np.frombuffer(sound.readframes(end - begin), _TYPES[width])
-    half = 2.0 ** (8 * width - 1)
-    values = samples.astype(np.float32) / half - (1.0 if width == 1 else 0.0)
-    return torch.from_numpy(values.reshape(-1, channels).astype(np.float32))
-
-
-@contextmanager
-def _sound(path: Path) -> Iterator[wave.Wave_read]:
-    """Open a sound; errors name the file."""
-    remedy = "convert it to a WAV file of 8, 16 or 32 bits"
-    with reading(path, "a whole WAV file", remedy), wave.open(str(path)) as sound:
-        yield sound
+    return torch.from_numpy(read_wav(path, begin, end))
 
 
 _KINDS: dict[str, Any] = {
     "text": ("*.txt", file_size, _read_text),
-    "audio": ("*.wav", _sound_length, _read_sound),
+    "audio": ("*.wav", wav_length, _read_sound),
 }

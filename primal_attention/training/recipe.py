@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 from primal_attention.foreign_files import UnreadableFileError
 from primal_attention.models.stacks import MODELS
 from primal_attention.objectives import OBJECTIVES
+from primal_attention.tasks.audio import SOUND_AUGMENTATIONS
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS
 from primal_attention.training.devices import PRECISIONS
 from primal_attention.training.schedules import SCHEDULES
@@ -20,7 +21,7 @@ from primal_attention.training.schedules import SCHEDULES
 PROTOCOLS = ("paper", "clean")
 OPTIMIZERS = ("radam", "adam", "adamw")
 _CHOICES: dict[str, Collection[Any]] = {  # by field
-    "augment": AUGMENTATIONS,
+    "augment": (*AUGMENTATIONS, *SOUND_AUGMENTATIONS),
     "name": MODELS,
     "objective": OBJECTIVES,
     "optimizer": OPTIMIZERS,
@@ -35,7 +36,7 @@ _AT_LEAST_ONE = (
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {  # by field; None is not looked at
     **dict.fromkeys(_AT_LEAST_ONE, (lambda value: value >= 1, "at least 1")),
     **dict.fromkeys(
-        ("context_tokens", "eta", "kl_weight", "weight_decay", "seed"),
+        ("context_tokens", "num_filters", "eta", "kl_weight", "weight_decay", "seed"),
         (lambda value: value >= 0, "not negative"),
     ),
     **dict.fromkeys(("lr", "adam_eps", "clip_norm"), (lambda value: value > 0, "positive")),
@@ -71,11 +72,11 @@ class DataSettings(_Settings):
 
     #   Held out of train; 0: the set has validation cases; None: the test cases select.
     valid_fraction: float | None = 0.2
-    num_tokens: int = 512  # of a window of text
+    num_tokens: int = 512  # of a window of text; samples of a clip
     context_tokens: int = 0  # of these, in an evaluation, come before those that count
     image_size: int = 224  # pixels of a side of a picture
     patch_size: int = 16  # pixels of a side of a token of it
-    augment: str = "none"  # augmentation of pictures: a name of AUGMENTATIONS
+    augment: str = "none"  # of pictures, a name of AUGMENTATIONS, or of SOUND_AUGMENTATIONS
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class ModelSettings(_Settings):
     ffn_dim: int = 2048
     kernel_size: int = 1  # of the convolution that embeds vectors; odd
     stride: int = 1  # of that convolution
+    num_filters: int = 0  # of a filterbank in its place, for sound
     norm: str = "post"  # of a block: "post" or "pre"
     pooling: str = "mean"  # of the tokens before the head
     head_hidden_dim: int | None = None  # of a hidden layer before the outputs

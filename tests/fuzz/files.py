@@ -43,6 +43,7 @@ from tasks.lra import toy_files  # noqa: E402
 from tasks.toy_pictures import write_pictures  # noqa: E402
 from tasks.toy_rl import trajectories  # noqa: E402
 from tasks.toy_series import make_series  # noqa: E402
+from tasks.toy_sounds import own_folder  # noqa: E402
 from tasks.toy_text import write_text  # noqa: E402
 
 from primal_attention.cli.predict import read_series  # noqa: E402
@@ -54,6 +55,7 @@ from primal_attention.tasks import (  # noqa: E402
     rl_task,
     uea_task,
 )
+from primal_attention.tasks.audio import SOUNDS, audio_task  # noqa: E402
 from primal_attention.tasks.lra import LRA, PartSizes, PreparedTask  # noqa: E402
 from primal_attention.tasks.lra.texts import read_retrieval_imdb  # noqa: E402
 from primal_attention.tasks.offline_rl import RL  # noqa: E402
@@ -174,6 +176,16 @@ def _wav(folder: Path) -> None:
         file.writeframes(bytes(range(256)) * 8)
 
 
+def _prepared_sounds(folder: Path) -> None:
+    own_folder(folder)
+    SOUNDS.prepare("tones", folder)
+    shutil.rmtree(folder / "tones")
+
+
+def _read_sounds(folder: Path) -> object:
+    return audio_task("tones", folder=folder, num_samples=1000, valid=0.25, seed=0)
+
+
 def _run_of(recipe: Recipe) -> Outcome:
     entry = {"epoch": 1, "step": 3, "train_loss": 0.5, "objective": 0.0}
     entry |= {"valid_loss": 0.4, "valid_accuracy": 80.0}
@@ -249,6 +261,8 @@ READERS: dict[str, Reader] = {
         for suffix in ("png", "jpeg", "webp")
     },
     "pictures, lists": Reader(_tiny_imagenet, _read_pictures, "*.txt"),
+    "sounds, .wav": Reader(own_folder, _read_sounds, "*.wav"),
+    "sounds, prepared": Reader(_prepared_sounds, _read_sounds),
     "trajectories, prepared": Reader(
         lambda folder: RL.write(folder / "hopper-medium.npz", trajectories()), _read_rl
     ),

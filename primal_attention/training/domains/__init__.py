@@ -4,6 +4,7 @@ from pathlib import Path
 
 from primal_attention.models.stacks import MODELS
 from primal_attention.tasks import Task
+from primal_attention.training.domains.audio import AUDIO
 from primal_attention.training.domains.domain import Domain
 from primal_attention.training.domains.images import IMAGES
 from primal_attention.training.domains.language import LANGUAGE
@@ -21,6 +22,7 @@ DOMAINS: dict[str, Domain] = {
     "recall": RECALL,
     "rl": RL,
     "images": IMAGES,
+    "audio": AUDIO,
 }
 
 

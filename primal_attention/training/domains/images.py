@@ -13,7 +13,7 @@ from primal_attention.tasks import (
 )
 from primal_attention.tasks.images.augmentation import AUGMENTATIONS
 from primal_attention.training.domains.domain import Directions, Domain, with_directions
-from primal_attention.training.recipe import Recipe
+from primal_attention.training.recipe import Recipe, nearest
 
 DIRECTIONS = Directions(96, 0.05)
 RATE, PER = 5e-4, 512  # the learning rate of a batch of so many pictures
@@ -75,6 +75,10 @@ def _task(recipe: Recipe, folder: Path | None) -> Task:
     if recipe.data.valid_fraction == 0:
         raise ValueError(
             f"valid_fraction of {recipe.task} must be in (0, 1) or none: no pictures are set apart"
+        )
+    if recipe.data.augment not in AUGMENTATIONS:
+        raise ValueError(
+            f"augment={recipe.data.augment!r} is of sounds; {nearest('', AUGMENTATIONS)}"
         )
     return images_task(
         recipe.set_name,

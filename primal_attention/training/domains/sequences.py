@@ -39,6 +39,7 @@ def _embedding_and_encoder(recipe: Recipe, sizes: Sizes) -> tuple[models.Embeddi
         num_channels=sizes.num_channels,
         kernel_size=model.kernel_size,
         stride=model.stride,
+        num_filters=model.num_filters,
         vocab_size=sizes.vocab_size,
     )
     if sizes.vocab_size is not None:  # positions start as symbols do
