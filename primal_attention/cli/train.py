@@ -10,15 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import torch
 import typer
 from rich.console import Console
 
 from primal_attention.cli import arguments
+from primal_attention.distributed.context import check_shardable
 from primal_attention.foreign_files import UnreadableFileError
 from primal_attention.training import Outcome, Watcher, finish, launch, progress_bar, train_in
 from primal_attention.training.checkpoint import BEST, LAST
 from primal_attention.training.context import context_mesh
 from primal_attention.training.devices import LostPeerError, from_first, with_peers
+from primal_attention.training.model_factory import build_model
 from primal_attention.training.results import add_rows, current_commit, read_rows, row_of
 from primal_attention.training.run_directory import RESULT, directory_of
 from primal_attention.training.tables import RESULTS, printed_in
@@ -62,8 +65,11 @@ def train(  # noqa: PLR0913 - each is an option of the command
             num_nodes=num_nodes or int(os.environ.get("GROUP_WORLD_SIZE", "1")),
             strategy=strategy,
         )
-    with arguments.naming("--context-parallel"):
+    with arguments.naming("--context-parallel or --set"):
         context = context_mesh(fabric, context_parallel)
+        if context is not None:
+            with torch.device("meta"):
+                check_shardable(build_model(recipe, cases.sizes))
     console = Console(stderr=True, quiet=quiet or not fabric.is_global_zero)
     console.print(_where(directory), highlight=False, soft_wrap=True)
     watcher = Watcher() if quiet else progress_bar(console)

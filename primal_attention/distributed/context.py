@@ -46,7 +46,7 @@ def shard_context(
         handle.remove()
     shard = None if mesh is None else ContextShard(group_of(mesh))
     if shard is not None:
-        _check(model)
+        check_shardable(model)
     for module in model.modules():
         if isinstance(module, Sharded):
             module.shard = shard
@@ -124,7 +124,7 @@ def _averaged(group: Group, gradient: Tensor) -> Tensor:
     return collectives.total(gradient.detach(), group) / group.size
 
 
-def _check(model: nn.Module) -> None:
+def check_shardable(model: nn.Module) -> None:
     """Raise where a module mixes tokens and cannot shard them."""
     known = (*ATTENTIONS.values(), nn.MultiheadAttention, nn.RNNBase)
     for name, module in model.named_modules():

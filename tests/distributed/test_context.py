@@ -5,6 +5,10 @@ import shutil
 import pytest
 import torch
 
+from primal_attention.training import launch, read_outcome
+
+from .programs import toys
+
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_shards_compute_what_one_process_does(together, size):
@@ -34,3 +38,19 @@ def test_a_checkpoint_of_four_processes_goes_on_with_two_and_one(together, tmp_p
         assert found.pop("first") == 2
         for name, want in whole.items():
             torch.testing.assert_close(found[name], want, rtol=1e-10, atol=1e-12)
+
+
+def test_a_run_that_shards_its_cases_ends_as_one_that_does_not(together, tmp_path):
+    torch.set_default_dtype(torch.float64)
+    try:
+        toys.train_all(tmp_path / "alone", launch(accelerator="cpu", devices=1))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    together("toys", 2, tmp_path / "together", "ddp")
+    for name in toys.RECIPES:
+        ours, theirs = (read_outcome(tmp_path / each / name) for each in ("together", "alone"))
+        assert ours.value == pytest.approx(theirs.value)
+        for one, other in zip(ours.rounds, theirs.rounds, strict=True):
+            assert one == pytest.approx(other, rel=1e-6)  # sums of a round are in float32
+        for key, want in theirs.weights.items():
+            torch.testing.assert_close(ours.weights[key], want, rtol=1e-9, atol=1e-11)
