@@ -206,8 +206,11 @@ class Estimator(Parameters, ABC):
             return self._blend(left_out, None, signs, weight)
         held_out = torch.cat([each.held_out for each in trained])
         if not len(held_out):  # of the machine something always is
-            first = self._blend(left_out, None, signs, weight)[0] if left_out is not None else 0.0
-            return (first, 1.0) if first != 1 else (0.5, 0.5)
+            if left_out is None:
+                return 0.0, 1.0
+            if self._num_outputs == 1:
+                return 0.5, 0.5
+            return self._blend(left_out, None, signs, weight)[0], 1.0
         scores = None if left_out is None else left_out[held_out]
         outputs = torch.cat([each.outputs for each in trained])
         return self._blend(scores, outputs, signs[held_out], weight[held_out])

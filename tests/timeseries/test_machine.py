@@ -108,6 +108,14 @@ def test_the_machine_alone_learns_classes_and_numbers(waves):
     assert regressor.score(X_test, 1e4 + 100 * frequency_test) > 0.8
 
 
+def test_both_count_where_nothing_is_held_out(noise, tiny):
+    X, y = noise
+    settings = {**tiny, "num_features": 60, "valid_fraction": None}
+    machine, network = timeseries.PrimalFormerClassifier(**settings).fit(X, y).blend_
+    assert machine > 0 and network == 1
+    assert timeseries.PrimalFormerRegressor(**settings).fit(X, X[:, 0, 0]).blend_ == (0.5, 0.5)
+
+
 def test_probabilities_are_calibrated(waves):
     """Half of the labels are drawn anew: nothing can be sure of them."""
     X, frequency = waves(300)
