@@ -373,6 +373,11 @@ class Regressor(Estimator):
 
     def _fit(self, X: tasks.Series, y: NDArray[Any]) -> Self:
         y = np.asarray(y, dtype=np.float64)
+        if self.uncertainty:
+            raise ValueError(
+                "uncertainty=True needs classes, whose probabilities it averages; "
+                "give PrimalFormerRegressor uncertainty=False"
+            )
         if not np.isfinite(y).all():
             raise ValueError("y must be finite; it has NaN or infinite values")
         self.target_mean_, self.target_std_ = float(y.mean()), float(y.std()) or 1.0

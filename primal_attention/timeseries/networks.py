@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from primal_attention.training import (
 )
 from primal_attention.training.batch_plan import BatchPlan
 from primal_attention.training.outcome import Entry, Progress
+from primal_attention.uncertainty import is_uncertain, log_predictive
 
 FEWEST_CASES = 10  # below, a part of them says nothing about the rest
 MOST_TO_REFIT = 1000
@@ -172,13 +174,22 @@ def _trained(
 
 @torch.no_grad()
 def outputs_of(model: Callable[..., Tensor], inputs: Tensors, parameters: Parameters) -> Tensor:
-    """Compute the outputs of all cases by a model of the device, [B, K] in float64 on the CPU."""
+    """Compute the outputs of all cases by a model of the device, [B, K] in float64 on the CPU.
+
+    With uncertainty they are logarithms of probabilities, which are means over draws.
+    """
     device = device_type(parameters.device)
+    answer: Any = model
+    if draws := isinstance(model, nn.Module) and is_uncertain(model):
+        answer = partial(log_predictive, model)
 
     def answers(first: int) -> Tensor:
         part = slice(first, first + parameters.predict_batch_size)
-        outputs = model(**{name: each[part].to(device) for name, each in inputs.items()})
+        outputs: Tensor = answer(**{name: each[part].to(device) for name, each in inputs.items()})
         return outputs.cpu().double()
 
-    cases = len(inputs["token_mask"])
-    return torch.cat([answers(i) for i in range(0, max(cases, 1), parameters.predict_batch_size)])
+    firsts = range(0, max(len(inputs["token_mask"]), 1), parameters.predict_batch_size)
+    with torch.random.fork_rng(devices=[device] if device == "cuda" else [], enabled=draws):
+        if draws:  # the same each time, so that classes are those of the probabilities
+            torch.manual_seed(0)
+        return torch.cat([answers(first) for first in firsts])

@@ -45,6 +45,8 @@ class Parameters:
         landmark_dropout: Probability of dropping a landmark of a Primal layer in training.
         landmark_jitter: By how many spacings a landmark of a Primal layer moves in training.
         attention: Further options of the mechanism, by name.
+        uncertainty: Whether the last Primal layer has Gaussian processes on its scores; then
+            probabilities of a classifier are means over draws. Not of a regressor.
         kernel_size: How many neighbouring time steps a token is made of; odd. None: a fiftieth of
             the longest series, or as many as the tokens need not to leave any out.
         max_tokens: Tokens at most: of longer series only every so many steps begin one.
@@ -94,6 +96,7 @@ class Parameters:
     landmark_dropout: float = 0.5
     landmark_jitter: float = 0.6
     attention: Mapping[str, Any] | None = None
+    uncertainty: bool = False
     kernel_size: int | None = None
     max_tokens: int = 64
     norm: str = "pre"
