@@ -338,7 +338,7 @@ def accuracy() -> str:
 
 CLASSIFIERS = {
     "default": '`preset="default"`',
-    "default_machine": "its machine alone, `preset=\"fast\"`",
+    "default_machine": 'its machine alone, `preset="fast"`',
     "default_network": "its network alone",
     "multirocket_hydra": "MultiRocket-Hydra",
     "minirocket": "MiniRocket",
@@ -376,6 +376,36 @@ def classifiers() -> str:
     )
     lines.append([f"seconds of a core to fit {len(complete)}", *cells])
     return markdown(["test accuracy (%)", *CLASSIFIERS.values()], lines)
+
+
+# Raw sound
+
+
+def percent(rows: Iterable[dict[str, str]]) -> str:
+    """The mean of some rows; empty where there is none."""
+    found = [float(row["value"]) for row in rows]
+    return f"{fmean(found):.1f} ({len(found)})" if found else ""
+
+
+@table
+def raw_sound() -> str:
+    """Accuracy, beside the cost of a step on a clip of ESC-50."""
+    folder = STUDIES / "audio"
+    steps = {row["model"]: row for row in rows_of(folder / "steps.csv")}
+    rows = rows_of(folder / "results.csv")
+    heads = ["model", "spoken digits", "unknown speakers", "ESC-50", "step, CPU s", "peak MiB"]
+    lines = []
+    for model in dict.fromkeys([*(row["model"] for row in rows), *steps]):
+        mine = [row for row in rows if row["model"] == model]
+        parts = [
+            [row for row in mine if row["dataset"] == "digits"],
+            [row for row in mine if row["dataset"].startswith("digits-")],
+            [row for row in mine if row["dataset"].startswith("esc50")],
+        ]
+        cost = steps.get(model, {})
+        numbers = [cost.get("cpu_seconds", ""), cost.get("peak_mib", "")]
+        lines.append([f"`{model}`", *map(percent, parts), *numbers])
+    return markdown(heads, lines)
 
 
 def main() -> None:
