@@ -3,6 +3,7 @@
 from primal_attention.attention import ATTENTIONS, PrimalAttention, build_attention
 from primal_attention.objectives import ksvd_loss, record_ksvd
 from primal_attention.patching import PrimalMultiheadAttention, patch, plan, unpatch
+from primal_attention.pretrained import teach_transformers
 from primal_attention.theory import KernelSVD
 
 __version__ = "0.1.0.dev0"
@@ -19,3 +20,5 @@ __all__ = [
     "record_ksvd",
     "unpatch",
 ]
+
+teach_transformers()

@@ -26,6 +26,7 @@ PARTS = [
     "uncertainty",
     "patching",
     "models",  # some are hosts of others with attention patched
+    "pretrained",
     "distributed",
     "tasks",
     "training",

@@ -5,7 +5,7 @@ loaded.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from primal_attention.patching.patch import (
     note_in_config,
     without_data,
 )
+from primal_attention.patching.sites import patched_layers
 from primal_attention.state_dicts import check_fit
 
 _CONFIG, _WEIGHTS, _DESCRIPTION = "config.json", "model.safetensors", f"{KEY}.json"
@@ -135,10 +136,37 @@ def _load_pretrained(folder: Path, kind: type[nn.Module] | None, options: dict[s
     if not issubclass(kind, nn.Module):
         raise ValueError(f"model must be a class of models, got {kind.__name__}; leave it out")
     with reading(folder, f"a patched {kind.__name__} to load so", REMEDY):
-        loaded: Any = _patching_class(kind).from_pretrained(folder, use_safetensors=True, **options)  # type: ignore[attr-defined]
+        return kind.from_pretrained(folder, use_safetensors=True, **options)  # type: ignore[attr-defined]
+
+
+def is_described(config: Any) -> bool:
+    """Return whether a config says that layers were patched."""
+    return getattr(config, KEY, None) is not None
+
+
+def load_described(
+    load: Callable[..., Any], kind: type[nn.Module], place: Any, *args: Any, **options: Any
+) -> Any:
+    """Load a model of transformers whose config has a description, by its own method.
+
+    Raises:
+        ValueError: The file lacks tensors of a patched layer, which would start at random.
+    """
+    wants_info = options.pop("output_loading_info", False)
+    options["output_loading_info"] = True
+    loaded, info = load(_patching_class(kind), place, *args, **options)
     loaded.__class__ = kind
+    own = tuple(f"{path}." for path in patched_layers(loaded))
+    found = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
+    fresh = sorted(name for name in found if name.startswith(own))
+    if fresh:
+        raise ValueError(
+            f"{place} lacks tensors of patched layers, which would start at random: "
+            f"{', '.join(fresh)}; save the model again with save_patched, or remove {KEY!r} from "
+            f"{_CONFIG} to load the model without its patched layers"
+        )
     choose_masks(loaded)
-    return loaded
+    return (loaded, info) if wants_info else loaded
 
 
 def _class_of(config: dict[str, Any]) -> type[nn.Module]:
@@ -161,10 +189,25 @@ def _patching_class(kind: type[nn.Module]) -> type[nn.Module]:
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
-        apply_description(self, getattr(config, KEY))
+        apply_description(self, _named_within(self, getattr(config, KEY)))
+        note_in_config(self)
 
     names = {"__init__": build, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), names)
+
+
+def _named_within(model: Any, description: Any) -> Any:
+    """Name the layers as in this model: with the prefix of its body, or without it."""
+    names, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
+    try:
+        layers = [dict(entry) for entry in description["layers"]]
+        for entry in layers:
+            name = entry["name"]
+            forms = (name, name.removeprefix(prefix), prefix + name)
+            entry["name"] = next((form for form in forms if form in names), name)
+    except (KeyError, TypeError, AttributeError, ValueError):  # apply_description says what it is
+        return description
+    return {**description, "layers": layers}
 
 
 @contextmanager
