@@ -48,6 +48,7 @@ PUBLIC = {
         "Projections",
         "distill",
         "load_patched",
+        "lora_config",
         "patch",
         "plan",
         "register_host",

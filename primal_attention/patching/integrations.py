@@ -1,4 +1,4 @@
-"""The KSVD objective in the loop of others: the Trainer of transformers."""
+"""Patched models in the hands of others: the Trainer of transformers, the adapters of peft."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from primal_attention.extras import needing
 from primal_attention.objectives import ksvd_loss
+from primal_attention.patching.hosts.host import PatchedAttention
+from primal_attention.patching.sites import patched_layers
 
 
 def trainer_callback(eta: float, *, objective: str = "released") -> Any:
@@ -66,3 +68,41 @@ def trainer_callback(eta: float, *, objective: str = "released") -> Any:
             self.hook.remove()
 
     return KSVDCallback()
+
+
+def lora_config(model: nn.Module, **options: Any) -> Any:
+    """Make a ``peft.LoraConfig`` with which a patched model learns, new parameters included.
+
+    Adapters go to every linear projection of the body that was kept. LoRA freezes the rest, so what
+    is new is trained and saved whole: the new modules of a layer, or its ``mechanism`` where some
+    are plain parameters, as Primal's directions are. They start at random: ``distill`` first, or
+    train for longer.
+
+    Args:
+        model: A patched model, before adapters are added.
+        **options: Options of ``LoraConfig``; ``modules_to_save`` are added to those of the layers.
+    """
+    with needing("lora_config needs peft", "lora"):
+        from peft import LoraConfig
+        from transformers.pytorch_utils import Conv1D
+    layers = patched_layers(model)
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no patched layer; use peft.LoraConfig")
+    saved = [f"{name}.{module}" for name, layer in layers.items() for module in _new_modules(layer)]
+    body: Any = getattr(model, "base_model", model)
+    inside = {id(module) for module in body.modules()}
+    inside -= {id(each) for name in saved for each in model.get_submodule(name).modules()}
+    kept = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and id(module) in inside
+    ]
+    saved += options.pop("modules_to_save", None) or []
+    return LoraConfig(**{"target_modules": kept} | options, modules_to_save=saved or None)
+
+
+def _new_modules(layer: PatchedAttention) -> list[str]:
+    """Name the modules of a layer that hold its new parameters."""
+    new = [f"mechanism.{name}" for name in layer.record.new]
+    plain = any(isinstance(getattr(layer.mechanism, name), Tensor) for name in layer.record.new)
+    return ["mechanism"] if plain else new

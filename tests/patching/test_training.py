@@ -1,11 +1,12 @@
 """Training patched models: the objectives, checkpointing, compiling, accelerate, LoRA."""
 
-import copy
+import sys
 
 import pytest
 import torch
 
 from primal_attention import ksvd_loss, patch, record_ksvd, unpatch
+from primal_attention.patching import load_patched, lora_config
 from primal_attention.patching.sites import patched_layers
 
 from .families import albert, assert_close, bert, gpt2, ids, llama, real_tokens
@@ -152,29 +153,56 @@ def test_lora_of_a_decoder_generates():
     assert torch.equal(with_state, without)
 
 
-@pytest.mark.filterwarnings("ignore:.*tied.*")
-@pytest.mark.parametrize(("build", "target"), [(bert, "query"), (gpt2, "c_fc"), (llama, "q_proj")])
-def test_new_parameters_train_beside_lora(build, target, tmp_path):
+@pytest.mark.filterwarnings("ignore:.*tied.*", "ignore:fan_in_fan_out")
+@pytest.mark.parametrize(
+    ("build", "attention", "directions"),
+    [
+        (lambda: bert(**QUIET), "primal", ["w_e", "w_r", "score_proj"]),
+        (lambda: bert(**QUIET), "softmax_bn", ["norm"]),
+        (lambda: gpt2(**QUIET_GPT2), "primal", ["h_proj", "gate_proj", "decay_proj"]),
+        (llama, "primal", ["h_proj", "gate_proj", "decay_proj"]),
+    ],
+)
+def test_new_parameters_train_beside_lora(build, attention, directions, tmp_path):
     """Adapters freeze everything else; the new parameters, random so far, are to be saved whole."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import PeftModel, get_peft_model
 
-    model, tokens = patch(build().eval()), ids()
-    twin = copy.deepcopy(model)
-    more = {"fan_in_fan_out": True} if build is gpt2 else {}
-    config = LoraConfig(r=2, target_modules=[target], modules_to_save=["mechanism"], **more)
-    tuned = get_peft_model(model, config)
+    model, tokens = patch(build().eval(), attention), ids()
+    model.save_pretrained(tmp_path / "base")
+    twin = load_patched(tmp_path / "base")
+    tuned = get_peft_model(model, lora_config(model, r=2)).train()
     learned = {name: p for name, p in tuned.named_parameters() if p.requires_grad}
-    directions = ["w_e", "w_r"] if build is bert else ["h_proj", "gate_proj", "decay_proj"]
     assert all(any(each in name for name in learned) for each in directions)
-    tuned(tokens)[0].square().mean().backward()
-    assert all(p.grad is not None for name, p in learned.items() if "raw_lambda" not in name)
+    assert any("lora_A" in name for name in learned)
+    assert all("lora" in name or "modules_to_save" in name for name in learned)
+    loss = tuned(tokens)[0].square().mean()
+    (loss + 0.1 * ksvd_loss(tuned) if attention == "primal" else loss).backward()
+    assert all(p.grad is not None for name, p in learned.items() if "pooler" not in name)
     with torch.no_grad():
         for parameter in learned.values():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    z = tuned(tokens)[0].detach()
-    tuned.save_pretrained(tmp_path)
-    assert_close(PeftModel.from_pretrained(twin, tmp_path)(tokens)[0], z)
-    assert_close(tuned.merge_and_unload()(tokens)[0], z)
+    z = tuned.eval()(tokens)[0].detach()
+    tuned.save_pretrained(tmp_path / "adapter")
+    assert_close(PeftModel.from_pretrained(twin, tmp_path / "adapter").eval()(tokens)[0], z)
+    merged = tuned.merge_and_unload()
+    assert_close(merged(tokens)[0], z)
+    merged.save_pretrained(tmp_path / "merged")
+    assert_close(type(merged).from_pretrained(tmp_path / "merged")(tokens)[0], z)
+
+
+def test_a_lora_config_takes_options_of_peft():
+    model = patch(bert(), num_directions=5)
+    config = lora_config(model, r=3, target_modules=["query"], modules_to_save=["pooler"])
+    assert (config.r, config.target_modules) == (3, {"query"})
+    assert config.modules_to_save == ["encoder.layer.1.attention.self.mechanism", "pooler"]
+    with pytest.raises(ValueError, match="BertModel has no patched layer"):
+        lora_config(bert())
+
+
+def test_without_peft_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"lora_config needs .*primal-attention\[lora\]"):
+        lora_config(bert())
 
 
 def test_no_plan_of_tensor_parallelism_names_a_patched_layer():
