@@ -21,6 +21,7 @@ from primal_attention.training import Outcome, Watcher, finish, launch, progress
 from primal_attention.training.checkpoint import BEST, LAST
 from primal_attention.training.context import context_mesh
 from primal_attention.training.devices import LostPeerError, from_first, with_peers
+from primal_attention.training.loggers import build_logger
 from primal_attention.training.model_factory import build_model
 from primal_attention.training.results import add_rows, current_commit, read_rows, row_of
 from primal_attention.training.run_directory import RESULT, directory_of
@@ -46,6 +47,9 @@ def train(  # noqa: PLR0913 - each is an option of the command
     context_parallel: Annotated[
         int, typer.Option(min=1, help="Processes that share the tokens of each case.")
     ] = 1,
+    logger: Annotated[
+        list[str] | None, typer.Option(help="tensorboard, wandb or mlflow; may be repeated.")
+    ] = None,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     quiet: arguments.Quiet = False,
 ) -> None:
@@ -57,6 +61,8 @@ def train(  # noqa: PLR0913 - each is an option of the command
     with arguments.naming("--out"):
         read_rows(out / RESULTS)  # the row of this run is to go there
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    with arguments.naming("--logger"):
+        loggers = [build_logger(name, directory, recipe.flat()) for name in logger or ()]
     with arguments.naming("--devices, --accelerator, --strategy or --set precision"):
         fabric = launch(
             recipe.run.precision,
@@ -64,6 +70,7 @@ def train(  # noqa: PLR0913 - each is an option of the command
             devices=devices or os.environ.get("LOCAL_WORLD_SIZE", "1"),
             num_nodes=num_nodes or int(os.environ.get("GROUP_WORLD_SIZE", "1")),
             strategy=strategy,
+            loggers=loggers,
         )
     with arguments.naming("--context-parallel or --set"):
         context = context_mesh(fabric, context_parallel)

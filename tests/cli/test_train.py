@@ -140,3 +140,12 @@ def test_a_directory_of_another_recipe_is_not_touched(tmp_path):
     assert result.exit_code == 2
     assert "holds a run of another recipe" in told(result)
     assert [file.name for file in directory.iterdir()] == ["recipe.json"]
+
+
+def test_a_logger_gets_the_numbers_of_each_round(tmp_path):
+    refused = train("--logger", "comet")
+    assert refused.exit_code == 2
+    assert "logger must be one of" in " ".join(told(refused).split())
+    done = train("--logger", "tensorboard")
+    assert done.exit_code == 0, done.output
+    assert list(only_run(tmp_path / "runs").glob("events.out.tfevents.*"))
