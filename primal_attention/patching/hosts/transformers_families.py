@@ -50,7 +50,7 @@ class TransformersFamily(host.Host):
             raise ValueError(
                 f"{type(module).__name__} has a sliding window of {config.sliding_window} tokens, "
                 "which no mechanism honours; patch the layers without one (layers='all' takes "
-                "these alone), or set config.sliding_window = None before the model is built"
+                "these alone), or build the model from a config without windows"
             )
         return host.Projections(
             q if hasattr(module, "q_norm") else q.scaled(_score_factor(module)),
