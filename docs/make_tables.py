@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
@@ -406,6 +406,42 @@ def raw_sound() -> str:
         numbers = [cost.get("cpu_seconds", ""), cost.get("peak_mib", "")]
         lines.append([f"`{model}`", *map(percent, parts), *numbers])
     return markdown(heads, lines)
+
+
+# Calibration
+
+
+@table
+def calibration() -> str:
+    """Measures of probabilities on test cases, mean over the seeds; ECE with its deviation."""
+    names = {
+        ("softmax", False): "softmax attention",
+        ("primal_plus", False): "Primal, last layer",
+        ("primal_plus", True): "KEP-SVGP, last layer",
+    }
+    found = defaultdict(list)
+    for row in rows_of(STUDIES / "uncertainty/calibration.csv"):
+        uncertain = "uncertainty=true" in row["settings"]
+        if (row["draws"] == "0") != uncertain:
+            found[row["dataset"], row["model"], uncertain, row["scaled"]].append(row)
+    lines = []
+    for name in dict.fromkeys(key[0] for key in found):
+        for (model, uncertain), text in names.items():
+            for scaled, more in (("no", ""), ("yes", ", temperature")):
+                rows = found[name, model, uncertain, scaled]
+                numbers = {key: [float(row[key]) for row in rows] for key in MEASURES}
+                ece = [100 * each for each in numbers["ece"]]
+                means = [f"{fmean(numbers[key]):.3f}" for key in MEASURES[2:]]
+                cells = [
+                    f"{fmean(numbers['accuracy']):.1f}",
+                    f"{fmean(ece):.1f} ± {stdev(ece):.1f}",
+                ]
+                lines.append([name, text + more, *cells, *means])
+    heads = ["set", "probabilities", "accuracy", "ECE (%)", "NLL", "Brier", "AURC"]
+    return markdown(heads, lines, words=2)
+
+
+MEASURES = ("accuracy", "ece", "nll", "brier", "aurc")
 
 
 def main() -> None:
