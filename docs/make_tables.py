@@ -389,23 +389,32 @@ def percent(rows: Iterable[dict[str, str]]) -> str:
 
 @table
 def raw_sound() -> str:
-    """Accuracy, beside the cost of a step on a clip of ESC-50."""
-    folder = STUDIES / "audio"
-    steps = {row["model"]: row for row in rows_of(folder / "steps.csv")}
-    rows = rows_of(folder / "results.csv")
-    heads = ["model", "spoken digits", "unknown speakers", "ESC-50", "step, CPU s", "peak MiB"]
+    """Accuracy by model and epochs, of clips of known and of unknown speakers."""
+    found = defaultdict(list)
+    for row in rows_of(STUDIES / "audio/results.csv"):
+        epochs = re.search(r"(?<!\S)epochs=(\d+)", row["settings"])
+        found[row["model"], epochs[1] if epochs else "100"].append(row)
+    heads = ["model", "epochs", "spoken digits", "a speaker held out", "ESC-50"]
     lines = []
-    for model in dict.fromkeys([*(row["model"] for row in rows), *steps]):
-        mine = [row for row in rows if row["model"] == model]
+    for (model, epochs), rows in found.items():
         parts = [
-            [row for row in mine if row["dataset"] == "digits"],
-            [row for row in mine if row["dataset"].startswith("digits-")],
-            [row for row in mine if row["dataset"].startswith("esc50")],
+            [row for row in rows if row["dataset"] == "digits"],
+            [row for row in rows if row["dataset"].startswith("digits-")],
+            [row for row in rows if row["dataset"].startswith("esc50")],
         ]
-        cost = steps.get(model, {})
-        numbers = [cost.get("cpu_seconds", ""), cost.get("peak_mib", "")]
-        lines.append([f"`{model}`", *map(percent, parts), *numbers])
+        lines.append([f"`{model}`", epochs, *map(percent, parts)])
     return markdown(heads, lines)
+
+
+@table
+def raw_sound_steps() -> str:
+    """Cost of a training step on a clip of ESC-50."""
+    heads = ["model", "parameters", "CPU seconds", "peak MiB"]
+    columns = ("parameters", "cpu_seconds", "peak_mib")
+    rows = rows_of(STUDIES / "audio/steps.csv")
+    return markdown(
+        heads, [[f"`{row['model']}`", *(row[each] for each in columns)] for row in rows]
+    )
 
 
 # Calibration
