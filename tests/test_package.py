@@ -120,7 +120,12 @@ PUBLIC = {
         "Status",
         "check_attention",
     ],
-    "primal_attention.timeseries": ["PrimalFormerClassifier", "PrimalFormerRegressor"],
+    "primal_attention.timeseries": [
+        "PresetSelection",
+        "PrimalFormerClassifier",
+        "PrimalFormerRegressor",
+        "select_preset",
+    ],
     "primal_attention.training": [
         "DOMAINS",
         "Domain",

@@ -118,7 +118,7 @@ class Run:
         directory: Path | None,
         watcher: Watcher,
         saving: Saving,
-        context: DeviceMesh | None,
+        context: DeviceMesh | None = None,
     ):
         check_precision(fabric, recipe.run.precision)
         _check_cases(task)

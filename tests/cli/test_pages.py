@@ -13,7 +13,7 @@ from primal_attention.training import DOMAINS
 
 from ..pages import ROOT, commands_in_blocks
 from ..tasks.toy_pictures import write_pictures
-from ..tasks.toy_rl import write_agents
+from ..tasks.toy_rl import write_d4rl
 from ..tasks.toy_text import write_text
 from .command import primal, sets, told
 from .test_lra import SIZES as PARTS
@@ -38,7 +38,6 @@ SIZES = {  # of what each domain trains
     ],
 }
 MORE = {  # options that keep a command short
-    "data": ["--transitions", "200"],
     "rollout": ["--episodes", "2"],
     "sweep": ["--trials", "1"],
     "table": ["--folder", str(ROOT / "reproduction")],
@@ -56,8 +55,9 @@ def data(tmp_path):
     """Small sets under the names that the pages have, in the folder where a user stands."""
     write_text(tmp_path / "data/language/wikitext-2")
     write_arena(tmp_path / "data/lra", name="image")
-    write_pictures(tmp_path / "FOLDER/tiny-imagenet-100")
-    write_agents(tmp_path / "FOLDER")
+    write_pictures(tmp_path / "data/images/tiny-imagenet-100")
+    (tmp_path / "data/rl").mkdir(parents=True)
+    write_d4rl(tmp_path / "data/rl/hopper-medium.hdf5")
     shutil.copy(TEST_FILE, tmp_path / "new.ts")
     (tmp_path / "data/uea/Heartbeat").mkdir(parents=True)
     for part in ("TRAIN", "TEST"):
@@ -70,7 +70,7 @@ def words_of(command):
     _, *words = shlex.split(command, comments=True)
     name, task, *_ = [*words, "", ""]
     words = [run_named(word) if word.startswith("runs/") else word for word in words]
-    words += MORE.get(name, []) if name != "data" or task == "rl" else []
+    words += MORE.get(name, [])
     if name in ("train", "sweep"):
         words += [*sets(*SIZES[task.partition("/")[0]]), "--quiet", "--accelerator", "cpu"]
     return words

@@ -16,34 +16,13 @@ from primal_attention.tasks.offline_rl import load_rl
 from primal_attention.tasks.series import LabelledSeries
 
 from .toy_pictures import write_pictures
-from .toy_rl import trajectories
+from .toy_rl import write_d4rl
 from .toy_series import make_series
 
 RL = "hopper-medium"
 
 
 # hdf5
-
-
-def write_d4rl(path, **changed):
-    """A file of D4RL, with other things in place of some arrays."""
-    found = trajectories()
-    total = len(found.rewards)
-    ends = np.zeros(total, bool)
-    ends[np.cumsum(found.lengths) - 1] = True
-    arrays = {
-        "observations": found.states,
-        "actions": found.actions,
-        "rewards": found.rewards,
-        "terminals": ends,
-        "timeouts": ends & False,
-    }
-    with h5py.File(path, "w") as file:
-        for name, values in arrays.items():
-            if name in changed:
-                changed[name](file, name)
-            else:
-                file[name] = values
 
 
 def endless(file, name):

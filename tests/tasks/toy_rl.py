@@ -1,5 +1,6 @@
 """Trajectories as small as it gets, and policies that do not know what they do."""
 
+import h5py
 import numpy as np
 
 from primal_attention.tasks.offline_rl import ENVIRONMENTS, Trajectories
@@ -51,3 +52,24 @@ def write_agents(folder, names=("sac",), environment=HOPPER, **changes):
         }
         np.savez(folder / f"{environment.gym_name}-{name}.npz", **arrays | changes)
     return folder
+
+
+def write_d4rl(path, **changed):
+    """A file of D4RL, with other things in place of some arrays."""
+    found = trajectories()
+    total = len(found.rewards)
+    ends = np.zeros(total, bool)
+    ends[np.cumsum(found.lengths) - 1] = True
+    arrays = {
+        "observations": found.states,
+        "actions": found.actions,
+        "rewards": found.rewards,
+        "terminals": ends,
+        "timeouts": ends & False,
+    }
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            if name in changed:
+                changed[name](file, name)
+            else:
+                file[name] = values
