@@ -189,8 +189,9 @@ def _patching_class(kind: type[nn.Module]) -> type[nn.Module]:
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
-        apply_description(self, _named_within(self, getattr(config, KEY)))
-        note_in_config(self)
+        if not patched_layers(self):  # a constructor may have patched the model itself
+            apply_description(self, _named_within(self, getattr(config, KEY)))
+            note_in_config(self)
 
     names = {"__init__": build, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), names)

@@ -104,7 +104,7 @@ def test_a_loss_that_is_no_number_is_no_traceback(tmp_path):
     [
         (["uea/JapaneseVowel", "--model", "flow"], "did you mean one of JapaneseVowels?"),
         (["JapaneseVowels", "--model", "flow"], "for instance uea/JapaneseVowels, got"),
-        (["ueo/JapaneseVowels", "--model", "flow"], "'ueo'; did you mean uea?"),
+        (["ueo/JapaneseVowels", "--model", "flow"], "'ueo'; did you mean uea or audio?"),
         ([TASK, "--model", "primalfromer"], "'primalfromer'; did you mean primalformer"),
         ([TASK, "--model", "flow", "--protocol", "claen"], "'claen'; did you mean clean?"),
         ([TASK, "--model", "flow", "--seed", "-1"], "seed must be not negative, got -1"),
