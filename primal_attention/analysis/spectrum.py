@@ -32,7 +32,7 @@ SPECTRUM_COLUMNS = (
 )
 MEASURES = ("directions", "effective_rank", "entropy", "asymmetry", "redundancy")
 Row = dict[str, object]
-"""Of a table, by column."""
+"""Values of a table by column."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Models from a list of attentions: classifiers, two towers, language models.
 
-Those of Hugging Face transformers are loaded, and transformers with them, when first asked for.
+Models of Hugging Face transformers are loaded, and transformers with them, on first use.
 """
 
 from typing import TYPE_CHECKING, Any

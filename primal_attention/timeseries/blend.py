@@ -16,10 +16,10 @@ def blend_of_classes(
 ) -> Blend:
     """Choose the factors of scores and logits [m, K] for classes [m] of cases with weights [m].
 
-    What there is none of has the factor 0; not both have. As in Platt's calibration a class gets a
-    little less than all of the probability, so that a few cases that are all right do not ask for
-    certainty. Logits beside scores count where they lower the log loss by more than a standard
-    error: a few cases are soon matched by chance.
+    Missing outputs have the factor 0; at least one of the two is given. As in Platt's calibration a
+    class gets a little less than all of the probability, so that a few cases that are all right do
+    not ask for certainty. Logits beside scores count where they lower the log loss by more than a
+    standard error: a few cases are soon matched by chance.
     """
     present = [each for each in (scores, logits) if each is not None]
     m, K = present[0].shape
